@@ -10,7 +10,6 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/stack.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -371,8 +370,9 @@ Accelerator::~Accelerator() = default;
 
 absl::Status Accelerator::SetUp() {
   TrainerOptions options = options_;
-  DDP_RETURN_IF_ERROR(
-      RequireSameOptions(session_, ListOptions(options), ValidateForOwnLoop(options_)));
+  absl::Status valid = ValidateForOwnLoop(options_);
+  valid.Update(CheckName("task", name_));
+  DDP_RETURN_IF_ERROR(RequireSameOptions(session_, ListOptions(options), valid));
   Internals& all = *internals_;
   DDP_RETURN_IF_ERROR(
       session_.Agree(all.folders.Hold("checkpoint.dir", options_.checkpoint.manager.directory)));
@@ -431,6 +431,7 @@ absl::Status Accelerator::SetUp() {
 }
 
 absl::Status Accelerator::BeforeWrap(torch::nn::Module& module, const std::string& name) {
+  DDP_RETURN_IF_ERROR(CheckName("model", name));
   for (const Model& model : internals_->models) {
     if (model.name != name) continue;
     return absl::AlreadyExistsError(absl::StrCat(
@@ -665,17 +666,8 @@ void Accelerator::WaitForParameters() {
 }
 
 absl::Status Accelerator::RegisterForCheckpointing(checkpoint::Component component) {
-  const auto same = [&](const checkpoint::Component& other) {
-    return other.name == component.name;
-  };
-  std::vector<checkpoint::Component>& all = internals_->components;
-  if (component.name.empty() || component.stateful == nullptr || keys::IsTaken(component.name) ||
-      absl::StrContains(component.name, '/') || std::any_of(all.begin(), all.end(), same)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("component '", component.name,
-                     "' is null, or has no name of its own for its key in checkpoints"));
-  }
-  all.push_back(std::move(component));
+  DDP_RETURN_IF_ERROR(CheckComponent(component, internals_->components));
+  internals_->components.push_back(std::move(component));
   return absl::OkStatus();
 }
 

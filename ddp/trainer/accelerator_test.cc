@@ -861,6 +861,28 @@ TEST_F(AcceleratorTest, MistakesAreErrorsOfAllRanks) {
   EXPECT_TRUE(StrContains(
       message([&](Accelerator& all, const session::Session&) { return all.SaveState(); }),
       "go on with them by LoadState"));
+  Counter counter;
+  for (const auto& [name, words] : std::vector<std::pair<std::string, std::string>>{
+           {"", "component '' has no name"},
+           {"model", "component 'model' has the name of one of the trainer's"},
+           {"\xff", "component '\\xff' has a name that is not UTF-8"}}) {
+    const std::string said = message([&, name = name](Accelerator& all, const session::Session&) {
+      return all.RegisterForCheckpointing({.name = name, .stateful = &counter});
+    });
+    EXPECT_TRUE(StrContains(said, words)) << said;
+  }
+  EXPECT_TRUE(StrContains(message([&](Accelerator& all, const session::Session&) {
+                            return all.Prepare(std::make_shared<Line>(), "\xff").status();
+                          }),
+                          "model '\\xff' has a name that is not UTF-8"));
+}
+
+TEST_F(AcceleratorTest, ItsNameIsUtf8) {
+  RunRanks(1, [&](const session::Session& session) {
+    const absl::Status refused = Accelerator::Create(session, "\xff", options_).status();
+    EXPECT_TRUE(StrContains(refused.message(), "task '\\xff' has a name that is not UTF-8"))
+        << refused;
+  });
 }
 
 }  // namespace

@@ -274,10 +274,12 @@ TEST_F(ComponentsTest, CallbacksHearOfAFailureBeforeTheStart) {
 }
 
 TEST_F(ComponentsTest, NamesThatCannotBeAreRefused) {
-  for (const auto& [name, word] :
-       std::map<std::string, std::string>{{"model", "one of the trainer's"},
-                                          {"per_rank", "one of the trainer's"},
-                                          {"a/b", "slash"}}) {
+  for (const auto& [name, word] : std::map<std::string, std::string>{
+           {"model", "one of the trainer's"},
+           {"per_rank", "one of the trainer's"},
+           {"a/b", "slash"},
+           {"a\xffz", "component 'a\\xffz' has a name that is not"},
+           {std::string("a\0z", 3), "'a\\x00z' has a name that has"}}) {
     name_ = name;
     const absl::Status refused = TrainTo(1, 1).status;
     EXPECT_TRUE(absl::StrContains(refused.message(), word)) << refused;
@@ -287,6 +289,18 @@ TEST_F(ComponentsTest, NamesThatCannotBeAreRefused) {
   of_rank_1_ = "_b";
   const absl::Status refused = TrainTo(1, 2).status;
   EXPECT_TRUE(absl::StrContains(refused.message(), "counter_b")) << refused;
+}
+
+// The first save would refuse it, after an epoch.
+TEST_F(ComponentsTest, ATasksNameIsUtf8) {
+  RunRanks(1, [&](const session::Session& session) {
+    Task task = LineTask();
+    task.name = "line\xff";
+    const absl::Status refused = Train(session, task, Halves(640), Halves(60), options_).status();
+    EXPECT_TRUE(
+        absl::StrContains(refused.message(), "task 'line\\xff' has a name that is not UTF-8"))
+        << refused;
+  });
 }
 
 // Has a buffer of each rank's own, which counts in forward.

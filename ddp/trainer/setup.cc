@@ -99,20 +99,11 @@ std::vector<checkpoint::Component> FurtherComponents(const Run& run) {
 }
 
 absl::Status CheckComponents(const std::vector<checkpoint::Component>& components) {
-  std::vector<std::string> names;
+  std::vector<checkpoint::Component> others;
   for (const checkpoint::Component& component : components) {
-    const char* problem = component.name.empty()          ? "has no name"
-                          : component.stateful == nullptr ? "is null"
-                          : keys::IsTaken(component.name) ? "has the name of one of the trainer's"
-                          : absl::StrContains(component.name, '/') ? "has a name with a slash"
-                          : std::find(names.begin(), names.end(), component.name) != names.end()
-                              ? "has the name of another one"
-                              : nullptr;
-    if (problem != nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("TrainerOptions::components and callbacks: '",
-                                                     component.name, "' ", problem));
-    }
-    names.push_back(component.name);
+    DDP_RETURN_IF_ERROR(
+        Annotate(CheckComponent(component, others), "TrainerOptions::components and callbacks"));
+    others.push_back(component);
   }
   return absl::OkStatus();
 }
@@ -139,6 +130,7 @@ absl::Status CheckWrappedModule(const Run& run) {
 
 absl::Status CheckTask(const Run& run) {
   const Task& task = run.task;
+  DDP_RETURN_IF_ERROR(CheckName("task", task.name));
   const auto refuse = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("task '", task.name, "' ", what...));
   };

@@ -7,11 +7,13 @@
 
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/tensor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/exit_code.h"
 #include "base/option_error.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
@@ -229,6 +231,28 @@ std::vector<std::string> KeysOf(const State& rest) {
 }
 
 }  // namespace
+
+absl::Status CheckName(absl::string_view what, absl::string_view name) {
+  const absl::Status text = CheckText(name);
+  if (text.ok()) return text;
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " '", Printable(name), "' has a name that ", text.message()));
+}
+
+absl::Status CheckComponent(const Component& component, const std::vector<Component>& others) {
+  DDP_RETURN_IF_ERROR(CheckName("component", component.name));
+  const bool is_there = std::any_of(others.begin(), others.end(), [&](const Component& other) {
+    return other.name == component.name;
+  });
+  const char* problem = component.name.empty()          ? "has no name"
+                        : component.stateful == nullptr ? "is null"
+                        : keys::IsTaken(component.name) ? "has the name of one of the trainer's"
+                        : absl::StrContains(component.name, '/') ? "has a name with a slash"
+                        : is_there                               ? "has the name of another one"
+                                                                 : nullptr;
+  if (problem == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("component '", component.name, "' ", problem));
+}
 
 absl::StatusOr<State> Components::Capture(const session::Session& session,
                                           bool all_ranks_write) const {

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/implementation_options.h"
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
@@ -36,6 +37,15 @@ namespace ddp::trainer {
 // The effect of a checkpoint that lacks a component: it begins anew, which is said, or that is an
 // error, but for the guard. What has taken steps already does not begin anew.
 enum class MissingComponent { kBeginsAnew, kRefused };
+
+// Of a name that a program gives and checkpoints hold: InvalidArgument, that `what` has one which
+// is not UTF-8, or has a zero byte.
+absl::Status CheckName(absl::string_view what, absl::string_view name);
+
+// InvalidArgument: a program's component is null, or its name is empty, one of `others` or for
+// another reason no key of its own in checkpoints.
+absl::Status CheckComponent(const checkpoint::Component& component,
+                            const std::vector<checkpoint::Component>& others);
 
 // They are in the order in which they are saved and loaded. Thread-compatible.
 class Components {
