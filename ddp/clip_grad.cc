@@ -362,6 +362,11 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_val
   c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = GradientsOf(WithGradient(parameters));
   if (gradients.empty()) return;
+  for (const at::Tensor& gradient : gradients) {
+    TORCH_CHECK(!gradient.is_complex(),
+                "clip_grad_value_: a gradient is complex, and complex numbers have no order by "
+                "which to limit them; use clip_grad_norm_");
+  }
   at::_foreach_clamp_min_(gradients, -clip_value);
   at::_foreach_clamp_max_(gradients, clip_value);
 }

@@ -27,9 +27,8 @@ namespace ddp {
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                        double norm_type = 2.0, bool error_if_nonfinite = false);
 
-// Limits each element of the gradients, which are real, to [-clip_value, clip_value], in place. Not
-// collective.
-// Thread-compatible.
+// Limits each element of the gradients to [-clip_value, clip_value], in place. Not collective.
+// Thread-compatible. Throws c10::Error, before it changes any, if one is complex.
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
 
 // The norm of gradients, below, is bit-identical for any partition of the elements over any number

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
@@ -55,6 +57,22 @@ TEST(ClipGradTest, ASharedParameterCountsOnce) {
   complex.mutable_grad() = at::view_as_complex(at::tensor({3.0f, 4.0f, 0.0f, 0.0f}).view({2, 2}));
   EXPECT_FLOAT_EQ(clip_grad_norm_({complex, complex}, 1.0), 5.0);
   EXPECT_NEAR(at::view_as_real(complex.grad())[0][1].item<float>(), 0.8f, 1e-6);
+}
+
+TEST(ClipGradTest, ComplexGradientsHaveNoLimits) {
+  std::vector<at::Tensor> parameters = WithGradients();
+  clip_grad_value_(parameters, 3.5);
+  EXPECT_EQ(parameters[1].grad()[1].item<float>(), -3.5f);
+  parameters.push_back(at::zeros({2}, at::kComplexFloat));
+  parameters.back().mutable_grad() = at::ones({2}, at::kComplexFloat);
+  try {
+    clip_grad_value_(parameters, 1);
+    ADD_FAILURE() << "no error";
+  } catch (const c10::Error& error) {
+    const std::string said = error.what_without_backtrace();
+    EXPECT_NE(said.find("a gradient is complex"), std::string::npos) << said;
+  }
+  EXPECT_EQ(parameters[1].grad()[1].item<float>(), -3.5f);
 }
 
 TEST(ClipGradNormTest, NoGradientsNoNorm) {

@@ -453,6 +453,22 @@ TEST(OptimizersTest, ThoseThatSquareComplexGradientsAreRefusedByName) {
                                "the optimizer squares"));
 }
 
+TEST(RunsTest, AComplexParameterHasNoLimitOfValues) {
+  TrainerOptions options = Quiet();
+  options.clip_value = 0.5;
+  for (const int64_t world_size : {1, 2}) {
+    RunRanks(world_size, [&](const session::Session& session) {
+      Task task = LineTask();
+      task.module->register_parameter("phase", at::ones({2}, at::kComplexFloat));
+      const absl::Status refused = Train(session, task, Halves(20), Halves(20), options).status();
+      EXPECT_TRUE(absl::StrContains(
+          refused.message(),
+          "clip_value=0.5 limits real numbers, and parameter 'phase' is complex; use clip_norm"))
+          << refused;
+    });
+  }
+}
+
 // Of the same sizes and shapes: numbers would mean other parameters.
 TEST(RunsTest, OtherGroupsThanThoseOfTheCheckpointAreRefusedByName) {
   for (const auto& [format, stage] : std::vector<std::pair<std::string, int64_t>>{

@@ -73,6 +73,17 @@ std::string TextOfValue(const c10::IValue& value) {
   return absl::StrJoin(parts, ",");
 }
 
+// Of complex numbers, torch's clamp throws in the first step.
+absl::Status CheckClipValue(double clip_value, const NamedTensors& parameters) {
+  for (const auto& [name, parameter] : parameters) {
+    if (clip_value == 0 || !parameter.is_complex()) continue;
+    return OptionError(
+        "clip_value", FormatOption(clip_value),
+        absl::StrCat("limits real numbers, and parameter '", name, "' is complex; use clip_norm"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<StepOptimizer> MakeStepOptimizer(
@@ -87,6 +98,7 @@ absl::StatusOr<StepOptimizer> MakeStepOptimizer(
   }
   absl::StatusOr<ParameterGroups> all = GroupParameters(optimizer, maker, parameters);
   DDP_RETURN_IF_ERROR(InGroup("optimizer", all.status()));
+  DDP_RETURN_IF_ERROR(CheckClipValue(options.clip_value, parameters));
   if (all->groups.size() > 1) made.groups = std::move(all->descriptions);
   if (options.zero.stage < 2) {  // stage 2 reduces gradients itself
     DDP_RETURN_IF_ERROR(
