@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "absl/log/absl_log.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "backends/common/interfaces.h"
 #include "backends/common/join.h"
 #include "backends/gloo/gloo_backend.h"
 #include "base/option_error.h"
@@ -26,8 +25,6 @@ using c10d::ProcessGroupGloo;
 using Device = std::shared_ptr<::gloo::transport::Device>;
 using Devices = std::vector<Device>;
 
-constexpr char kInterfaceVariable[] = "GLOO_SOCKET_IFNAME";
-
 // Device::str() prints "tcp, pci=…, iface=lo, speed=…, addr=[127.0.0.1]".
 bool IsLoopback(const Device& device) {
   const std::string text = device->str();
@@ -38,11 +35,10 @@ bool IsLoopback(const Device& device) {
 // Gloo's threads for each network, as in Python's torch.
 constexpr int kThreadsPerDevice = 2;
 
-// `names`: one interface, or several joined by commas: messages are spread over them.
-absl::StatusOr<Devices> ForInterfaces(const std::string& names) {
+// Of several interfaces messages are spread over them.
+absl::StatusOr<Devices> ForInterfaces(const std::vector<std::string>& names) {
   Devices devices;
-  for (absl::string_view part : absl::StrSplit(names, ',')) {
-    const std::string name(absl::StripAsciiWhitespace(part));
+  for (const std::string& name : names) {
     if (name.empty()) return absl::InvalidArgumentError("a name between commas is missing");
     DDP_ASSIGN_OR_RETURN(devices.emplace_back(), CatchStatus(absl::StrCat("'", name, "'"), [&] {
                            return ProcessGroupGloo::createDeviceForInterface(name);
@@ -55,17 +51,18 @@ absl::StatusOr<Devices> ForHostname(const std::string& name) {
   return CatchStatus("", [&] { return Devices{ProcessGroupGloo::createDeviceForHostname(name)}; });
 }
 
-std::string BadInterface(const absl::Status& status) {
-  return absl::StrCat("is no network interface that can be used: ", status.message(),
-                      "; `ip addr` lists this machine's interfaces");
-}
-
-// The networks that the options name; empty if they name none.
-absl::StatusOr<Devices> FromOptions(const GroupOptions& options) {
-  if (!options.interface.empty()) {
-    absl::StatusOr<Devices> devices = ForInterfaces(options.interface);
+// The networks that the options or the variable name; empty if they name none.
+absl::StatusOr<Devices> Given(const GroupOptions& options, const Environment& env) {
+  const std::vector<std::string> names = ChosenInterfaces(options.interface, options.hostname, env);
+  if (!names.empty()) {
+    absl::StatusOr<Devices> devices = ForInterfaces(names);
     if (devices.ok()) return devices;
-    return OptionError("interface", options.interface, BadInterface(devices.status()));
+    const std::string problem =
+        absl::StrCat("is no network interface that can be used: ", devices.status().message(),
+                     "; `ip addr` lists this machine's interfaces");
+    if (!options.interface.empty()) return OptionError("interface", options.interface, problem);
+    return absl::InvalidArgumentError(
+        absl::StrCat(env.Describe({kInterfaceVariable}), " ", problem));
   }
   if (options.hostname.empty()) return Devices();
   absl::StatusOr<Devices> devices = ForHostname(options.hostname);
@@ -75,14 +72,8 @@ absl::StatusOr<Devices> FromOptions(const GroupOptions& options) {
 }
 
 absl::StatusOr<Devices> ChooseDevices(const BackendOptions& options, const Environment& env) {
-  DDP_ASSIGN_OR_RETURN(Devices given, FromOptions(options.group));
+  DDP_ASSIGN_OR_RETURN(Devices given, Given(options.group, env));
   if (!given.empty()) return given;
-  if (std::optional<std::string> names = env.Get(kInterfaceVariable)) {
-    absl::StatusOr<Devices> devices = ForInterfaces(*names);
-    if (devices.ok()) return devices;
-    return absl::InvalidArgumentError(
-        absl::StrCat(kInterfaceVariable, "=", *names, " ", BadInterface(devices.status())));
-  }
   if (options.rank.local_world_size == options.rank.world_size) return ForHostname("127.0.0.1");
 
   DDP_ASSIGN_OR_RETURN(Device device, CatchStatus("choosing a network", [] {

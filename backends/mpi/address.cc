@@ -72,6 +72,15 @@ std::vector<InterfaceAddress> LocalAddresses() {
   return v4;
 }
 
+std::vector<InterfaceAddress> OnInterfaces(std::vector<InterfaceAddress> addresses,
+                                           const std::vector<std::string>& interfaces) {
+  if (interfaces.empty()) return addresses;
+  std::erase_if(addresses, [&](const InterfaceAddress& address) {
+    return std::find(interfaces.begin(), interfaces.end(), address.interface) == interfaces.end();
+  });
+  return addresses;
+}
+
 std::string ChooseReachable(const std::vector<InterfaceAddress>& theirs,
                             const std::vector<InterfaceAddress>& mine) {
   std::string first;

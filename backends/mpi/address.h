@@ -20,6 +20,10 @@ struct InterfaceAddress {
 // Empty on a machine without a network.
 std::vector<InterfaceAddress> LocalAddresses();
 
+// Those of `addresses` that are of these interfaces; all, if `interfaces` is empty.
+std::vector<InterfaceAddress> OnInterfaces(std::vector<InterfaceAddress> addresses,
+                                           const std::vector<std::string>& interfaces);
+
 // The first of `theirs` that is in the network of one of `mine`; otherwise the first of `theirs`.
 // Addresses that both machines have, such as those of container bridges, are excluded. Empty if no
 // address is left.

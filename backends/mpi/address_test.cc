@@ -1,5 +1,9 @@
 #include "backends/mpi/address.h"
 
+#include <string>
+#include <vector>
+
+#include "backends/common/interfaces.h"
 #include "gtest/gtest.h"
 
 namespace ddp::backends::mpi {
@@ -38,6 +42,26 @@ TEST(AddressTest, IPv6) {
   EXPECT_EQ(ChooseReachable({{"eth0", "10.0.0.1", 24}, {"eth0", "fd00:1::5", 64}},
                             {{"eth0", "fd00:1::9", 64}}),
             "fd00:1::5");
+}
+
+// As for gloo (backends/common/interfaces.h).
+TEST(AddressTest, TheOptionOrTheVariableChooseInterfaces) {
+  const Addresses all = {
+      {"eth0", "10.0.0.1", 24}, {"ib0", "10.1.0.5", 16}, {"eth1", "10.2.0.1", 8}};
+  const Environment env = {{"GLOO_SOCKET_IFNAME", "ib0, eth1"}};
+  const auto chosen = [&](const std::string& interface, const std::string& hostname,
+                          const Environment& variables) {
+    const Addresses left = OnInterfaces(all, ChosenInterfaces(interface, hostname, variables));
+    std::vector<std::string> names;
+    for (const InterfaceAddress& one : left) names.push_back(one.interface);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(chosen("", "", {}), (Names{"eth0", "ib0", "eth1"}));
+  EXPECT_EQ(chosen("", "", env), (Names{"ib0", "eth1"}));
+  EXPECT_EQ(chosen("eth0", "", env), (Names{"eth0"}));
+  EXPECT_EQ(chosen("", "node7", env), (Names{"eth0", "ib0", "eth1"}));  // the host name counts
+  EXPECT_EQ(chosen("nosuch0", "", {}), Names());
 }
 
 TEST(AddressTest, TextGoesThereAndBack) {

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "backends/common/interfaces.h"
 #include "backends/mpi/address.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/mpi_group.h"
@@ -75,16 +75,9 @@ absl::Status CheckSameWorld(const Runtime& runtime, const launchers::Rank& rank)
 
 std::string Announcement(const BackendOptions& options, int port) {
   if (!options.group.hostname.empty()) return absl::StrCat(port, " ", options.group.hostname);
-  std::vector<InterfaceAddress> addresses = LocalAddresses();
-  if (!options.group.interface.empty()) {
-    const std::vector<std::string> given = absl::StrSplit(options.group.interface, ',');
-    std::erase_if(addresses, [&](const InterfaceAddress& address) {
-      return std::none_of(given.begin(), given.end(), [&](absl::string_view name) {
-        return absl::StripAsciiWhitespace(name) == address.interface;
-      });
-    });
-  }
-  return absl::StrCat(port, " ", ToText(addresses));
+  const std::vector<std::string> chosen =
+      ChosenInterfaces(options.group.interface, options.group.hostname, Environment::FromProcess());
+  return absl::StrCat(port, " ", ToText(OnInterfaces(LocalAddresses(), chosen)));
 }
 
 // Broadcasts the text of rank 0 to all ranks.
@@ -136,7 +129,8 @@ absl::StatusOr<launchers::Rank> FindMaster(const BackendOptions& options) {
     if (rank.master_addr.empty()) {
       return absl::FailedPreconditionError(
           "the job spans several nodes, and rank 0's has no address that another could reach "
-          "(see `ip addr` there); set the option interface, or MASTER_ADDR");
+          "(see `ip addr` there), or none on the interfaces that are chosen; set the option "
+          "interface or GLOO_SOCKET_IFNAME, or MASTER_ADDR");
     }
   }
   return rank;
