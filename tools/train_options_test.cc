@@ -1,5 +1,6 @@
 #include "tools/train_options.h"
 
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -7,6 +8,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/option_list.h"
+#include "base/runfiles.h"
 #include "gtest/gtest.h"
 
 namespace ddp::tools {
@@ -294,6 +299,39 @@ TEST(TrainOptionsTest, WhatIsARanksOwnMayDiffer) {
   }
   for (const char* const path : {"optimizer.lr", "seed", "precision", "batch_size"}) {
     EXPECT_EQ((*list.Find(path))->across_ranks, OptionAcrossRanks::kSame) << path;
+  }
+}
+
+// The table of docs/options.md names all of them, and no others.
+TEST(TrainOptionsTest, ThePageListsWhatNeedNotBeTheSameOnAllRanks) {
+  const auto page = Runfile("libtorch_ddp/docs/options.md");
+  ASSERT_TRUE(page.ok()) << page.status();
+  const auto text = ReadFile(*page);
+  ASSERT_TRUE(text.ok()) << text.status();
+  TrainOptions options;
+  const OptionList list = ListOptions(options);
+  const std::map<std::string, std::string> short_names = list.ShortNames();
+  for (const auto& [kind, row] : std::vector<std::pair<OptionAcrossRanks, std::string>>{
+           {OptionAcrossRanks::kMayDiffer, "| `.MayDiffer()`: "},
+           {OptionAcrossRanks::kAllRanksOrNone, "| `.OnAllRanksOrNone()`: "}}) {
+    SCOPED_TRACE(row);
+    const size_t begin = text->find(row);
+    ASSERT_NE(begin, std::string::npos);
+    const size_t names = begin + row.size();
+    // Each second part is between backquotes.
+    const std::vector<std::string> parts =
+        absl::StrSplit(text->substr(names, text->find(" | ", names) - names), '`');
+    std::set<std::string> listed, expected;
+    for (size_t i = 1; i < parts.size(); i += 2) listed.insert(parts[i]);
+    for (const OptionRef& option : list.options()) {
+      // Of `device` the page speaks below the table.
+      if (option.across_ranks != kind || option.path == "device") continue;
+      const auto found = short_names.find(option.path);
+      expected.insert(absl::StartsWith(option.path, "launcher.") ? "launcher.…"
+                      : found == short_names.end()               ? option.path
+                                                                 : found->second);
+    }
+    EXPECT_EQ(listed, expected);
   }
 }
 
