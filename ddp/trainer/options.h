@@ -190,8 +190,9 @@ struct TrainerOptions {
   // Stop after this optimizer step of the run, save, and go on later with the same options: no part
   // of what the run is. 0: do not stop. Where ranks differ, the smallest counts.
   int64_t stop_at_step = 0;
-  // Likewise after the step in which this time has passed since Train was called, by rank 0's
-  // clock, but so early that a save as long as the longest so far ends in time. 0: no limit.
+  // Likewise after the step in which this time has passed since Train was called, by the clock of
+  // the first rank to find that, but so early that a save as long as the longest so far ends in
+  // time. 0: no limit. Where ranks differ, the smallest counts.
   absl::Duration max_time = absl::ZeroDuration();
   // Signals after which the run stops likewise, with Report::end, on whichever rank they come: some
   // of TERM, INT, USR1, USR2. Others keep their effect, and so do these while the run is set up.

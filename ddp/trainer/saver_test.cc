@@ -276,26 +276,32 @@ TEST_P(SaverTest, StoppedByASignalAnywhereAndResumedIsTheUninterruptedRun) {
 
 TEST(StopTest, WhenItsTimeIsOver) {
   const Setting setting{"sgd"};
-  TrainerOptions options = OptionsOfRun(setting, FolderFor("a"));
-  options.log.dir = FolderFor("log");
-  std::filesystem::remove_all(options.log.dir);
-  // Only rank 0's counts.
-  const Report report = Trained(setting, options, [](int rank, TrainerOptions& mine) {
-    mine.max_time = rank == 0 ? absl::Milliseconds(1) : absl::ZeroDuration();
-  });
-  EXPECT_EQ(report.end.Name(), "max_time");
-  EXPECT_EQ(report.end.status(), absl::OkStatus());
-  EXPECT_LE(report.steps, 2);
-  const std::string path =
-      absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", report.steps, ".pt");
-  EXPECT_EQ(report.end.saved, path);
-  EXPECT_EQ(report.test.examples, 0);
-  EXPECT_EQ(Summary(report, 1.25),
-            absl::StrCat("stopped by max_time after step ", report.steps, ": saved ", path,
-                         "\ntest not evaluated epochs 0 wall 1.2 s"));
-  EXPECT_TRUE(absl::StrContains(
-      ReadFile(options.log.dir + "/metrics.jsonl").value_or(""),
-      absl::StrCat("\"event\":\"run_end\",\"reason\":\"max_time\",\"saved\":\"", path, "\"}\n")));
+  TrainerOptions options;
+  // The smallest counts.
+  for (const int least : {0, 1}) {
+    SCOPED_TRACE(absl::StrCat("rank ", least));
+    options = OptionsOfRun(setting, FolderFor(absl::StrCat("a", least)));
+    options.log.dir = FolderFor(absl::StrCat("log", least));
+    std::filesystem::remove_all(options.log.dir);
+    const Report report = Trained(setting, options, [&](int rank, TrainerOptions& mine) {
+      mine.max_time = rank == least ? absl::Milliseconds(1)
+                      : least == 0  ? absl::ZeroDuration()
+                                    : absl::Hours(1);
+    });
+    EXPECT_EQ(report.end.Name(), "max_time");
+    EXPECT_EQ(report.end.status(), absl::OkStatus());
+    EXPECT_LE(report.steps, 2);
+    const std::string path =
+        absl::StrCat(options.checkpoint.manager.directory, "/epoch_0_step_", report.steps, ".pt");
+    EXPECT_EQ(report.end.saved, path);
+    EXPECT_EQ(report.test.examples, 0);
+    EXPECT_EQ(Summary(report, 1.25),
+              absl::StrCat("stopped by max_time after step ", report.steps, ": saved ", path,
+                           "\ntest not evaluated epochs 0 wall 1.2 s"));
+    EXPECT_TRUE(absl::StrContains(
+        ReadFile(options.log.dir + "/metrics.jsonl").value_or(""),
+        absl::StrCat("\"event\":\"run_end\",\"reason\":\"max_time\",\"saved\":\"", path, "\"}\n")));
+  }
 
   // A long time is no reason to stop, unless a save takes as long.
   options = OptionsOfRun(setting, FolderFor("b"));

@@ -47,8 +47,8 @@ StopRequests::StopRequests(c10::intrusive_ptr<c10d::Store> store, int rank, int 
                            std::function<absl::Duration()> save_time)
     : signals_(SignalsOf(options)),
       began_(began),
-      max_time_(rank == 0 && options.max_time > absl::ZeroDuration() ? options.max_time
-                                                                     : absl::InfiniteDuration()),
+      max_time_(options.max_time > absl::ZeroDuration() ? options.max_time
+                                                        : absl::InfiniteDuration()),
       save_time_(std::move(save_time)),
       agreement_(std::move(store), rank, world_size, turn_, kWaitForRequest) {}
 

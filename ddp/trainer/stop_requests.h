@@ -75,7 +75,7 @@ class StopRequests {
 
   const StopSignals signals_;
   const absl::Time began_;
-  const absl::Duration max_time_;  // infinite on ranks other than 0
+  const absl::Duration max_time_;  // infinite: no limit; each rank asks by its own
   const std::function<absl::Duration()> save_time_;
   int64_t turn_ = 1;        // of GoOn
   int interrupted_by_ = 0;  // a signal, on whatever rank
