@@ -63,6 +63,8 @@ bool HasLine(absl::string_view script, absl::string_view option) {
 // line.
 bool Interferes(absl::string_view name, absl::string_view script) {
   if (absl::StartsWith(name, "SQUEUE_")) return true;
+  // Only sbatch has a script. Others ask for ids, and those have their cluster.
+  if (script.empty() && name == "SLURM_CLUSTERS") return true;
   // Variables that are not named as the option of which they take the effect. "": any script.
   static constexpr std::pair<absl::string_view, absl::string_view> kOptions[] = {
       {"SBATCH_ARRAY_INX", ""},
@@ -132,6 +134,11 @@ std::string ClusterOf(absl::string_view script) {
   if (found == absl::string_view::npos) return "";
   script.remove_prefix(found + kLine.size());
   return std::string(script.substr(0, script.find('\n')));
+}
+
+// The id of `job`, a number with or without an index in an array.
+std::string WithCluster(const std::string& job, const std::string& cluster) {
+  return cluster.empty() ? job : absl::StrCat(job, ";", cluster);
 }
 
 bool IsNumber(absl::string_view text) {
@@ -212,7 +219,7 @@ absl::Status AddStates(const std::string& cluster, const std::set<std::string>& 
   for (absl::string_view line : absl::StrSplit(result.out, '\n')) {
     const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
     if (fields.size() != 2 || !wanted.contains(fields[0])) continue;
-    states[absl::StrCat(fields[0], cluster.empty() ? "" : ";", cluster)] =
+    states[WithCluster(fields[0], cluster)] =
         QueuedStates().contains(fields[1]) ? "queued" : "running";
   }
   return absl::OkStatus();
@@ -234,11 +241,10 @@ std::map<std::string, std::set<std::string>> ByCluster(
 absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration timeout) {
   DDP_ASSIGN_OR_RETURN(const std::string script, ReadFile(path));
   const std::string cluster = ClusterOf(script);
-  const std::string suffix = cluster.empty() ? "" : absl::StrCat(";", cluster);
   const absl::StatusOr<CommandResult> result = Run({"sbatch", "--parsable", path}, script, timeout);
   if (absl::IsDeadlineExceeded(result.status())) {
     const absl::StatusOr<std::string> found = FindSubmitted(path, cluster);
-    if (found.ok()) return *found + suffix;
+    if (found.ok()) return WithCluster(*found, cluster);
     return absl::DeadlineExceededError(
         absl::StrCat(result.status().message(), "; the job may be queued yet: its script is ", path,
                      ", which 'squeue --format=\"%i %o\"' shows; cancel it with scancel"));
@@ -251,12 +257,12 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
   // sbatch prints "ID" or "ID;CLUSTER", after whatever a site's plug-in prints.
   const std::vector<std::string> lines =
       absl::StrSplit(absl::StripAsciiWhitespace(result->out), '\n');
-  const std::string id = SplitCluster(lines.back()).first;
+  const auto [id, where] = SplitCluster(lines.back());
   if (!IsNumber(id)) {
     return absl::InternalError(
         absl::StrCat("sbatch --parsable printed no job id: '", absl::CEscape(result->out), "'"));
   }
-  return id + suffix;
+  return WithCluster(id, where.empty() ? cluster : where);
 }
 
 std::string Submitting(const std::string& script, const std::string& cluster,
@@ -282,8 +288,7 @@ absl::StatusOr<std::map<std::string, std::string>> KnownIds(const std::vector<st
     }
     const auto job = queues[cluster].find(submission->script);
     if (job == queues[cluster].end()) continue;
-    const std::string whole =
-        absl::StrCat(job->second, cluster.empty() ? "" : absl::StrCat(";", cluster));
+    const std::string whole = WithCluster(absl::StrCat(job->second), cluster);
     known[id] = submission->task ? TaskId(whole, *submission->task) : whole;
   }
   return known;
@@ -295,11 +300,13 @@ std::pair<std::string, std::string> SplitCluster(absl::string_view id) {
 
 std::string TaskId(const std::string& id, size_t index) {
   const auto [job, cluster] = SplitCluster(id);
-  return absl::StrCat(job, "_", index, cluster.empty() ? "" : ";", cluster);
+  return WithCluster(absl::StrCat(job, "_", index), cluster);
 }
 
-int MaxArraySize() {
-  const absl::StatusOr<CommandResult> result = Run({"scontrol", "show", "config"});
+int MaxArraySize(const std::string& cluster) {
+  std::vector<std::string> argv = {"scontrol", "show", "config"};
+  AddCluster(cluster, argv);
+  const absl::StatusOr<CommandResult> result = Run(argv);
   if (!result.ok()) return kDefaultMaxArraySize;
   for (absl::string_view line : absl::StrSplit(result->out, '\n')) {
     const std::vector<absl::string_view> words =

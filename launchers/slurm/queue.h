@@ -45,8 +45,9 @@ std::string TaskId(const std::string& id, size_t index);
 // {"12_3", "west"} for "12_3;west"; the cluster is empty if there is none.
 std::pair<std::string, std::string> SplitCluster(absl::string_view id);
 
-// The most tasks that an array of this cluster can have; SLURM's default if it does not say.
-int MaxArraySize();
+// The most tasks that an array of this cluster can have (empty: of the local one); SLURM's default
+// if it does not say.
+int MaxArraySize(const std::string& cluster);
 
 // Returns "queued" or "running" for each of `ids` that has not ended, and "unknown" for a
 // submission of the last twenty minutes that the queue does not have: it may come yet.

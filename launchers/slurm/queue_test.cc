@@ -35,7 +35,7 @@ class QueueTest : public testing::Test {
 TEST_F(QueueTest, SubmitReturnsTheId) {
   commands_.Write("sbatch",
                   "echo \"$@\" >$HERE/args; echo 'Welcome to the cluster'; echo '12;west'");
-  EXPECT_EQ(SubmitText("").value_or("error"), "12");
+  EXPECT_EQ(SubmitText("").value_or("error"), "12;west");
   EXPECT_EQ(commands_.Contents("args"),
             absl::StrCat("--parsable ", commands_.folder(), "/job.sh\n"));
 }
@@ -120,13 +120,18 @@ TEST_F(QueueTest, StatesOfJobsAndOfTasksOfArrays) {
 TEST_F(QueueTest, EachClusterIsAskedForItsJobs) {
   commands_.Write("sbatch", "echo '12;west'");
   EXPECT_EQ(SubmitText("#!/bin/bash\n#SBATCH --clusters=west\n").value_or("error"), "12;west");
+  commands_.Write("sbatch", "echo 12");
+  EXPECT_EQ(SubmitText("#!/bin/bash\n#SBATCH --clusters=west\n").value_or("error"), "12;west");
   EXPECT_EQ(TaskId("12;west", 3), "12_3;west");
   EXPECT_EQ(TaskId("12", 3), "12_3");
   commands_.Write("squeue",
-                  "[[ $* == *--clusters=west* ]] && echo CLUSTER: west && echo 12_3 R ||"
+                  "[[ $*$SLURM_CLUSTERS == *west* ]] && echo CLUSTER: west && echo 12_3 R ||"
                   " echo 12_3 PD");
+  // An id without a cluster is not one of the variable's.
+  setenv("SLURM_CLUSTERS", "west", 1);
   EXPECT_EQ(*States({"12_3;west", "12_3"}),
             StateMap({{"12_3;west", "running"}, {"12_3", "queued"}}));
+  unsetenv("SLURM_CLUSTERS");
 }
 
 TEST_F(QueueTest, SbatchThatHangsMayHaveSubmitted) {
@@ -162,10 +167,13 @@ else echo 7_0 R; echo 7_3 PD; fi)");
 }
 
 TEST_F(QueueTest, MostTasksOfAnArray) {
-  commands_.Write("scontrol", "echo 'MaxArraySize            = 20'; echo 'MaxJobCount = 7'");
-  EXPECT_EQ(MaxArraySize(), 20);
+  commands_.Write("scontrol",
+                  "n=20; [[ $* != *--clusters=west ]] || n=30\n"
+                  "echo \"MaxArraySize            = $n\"; echo 'MaxJobCount = 7'");
+  EXPECT_EQ(MaxArraySize(""), 20);
+  EXPECT_EQ(MaxArraySize("west"), 30);
   commands_.Write("scontrol", "exit 1");
-  EXPECT_EQ(MaxArraySize(), 1001);
+  EXPECT_EQ(MaxArraySize(""), 1001);
 }
 
 TEST_F(QueueTest, NoJobsAreNotAskedFor) { EXPECT_EQ(*States({}), StateMap()); }

@@ -1,6 +1,7 @@
 #include "launchers/slurm/submit.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
@@ -53,6 +55,23 @@ bool HasControlCharacter(absl::string_view text) {
                      [](unsigned char c) { return absl::ascii_iscntrl(c); });
 }
 
+// sbatch's variables name the cluster where no option does. The job and later calls must know it,
+// too: an id without a cluster is one of the local cluster.
+LaunchOptions WithCluster(LaunchOptions options) {
+  SlurmOptions slurm = SlurmOptionsOf(options);
+  for (const char* name : {"SLURM_CLUSTERS", "SBATCH_CLUSTERS"}) {  // as sbatch prefers them
+    const char* const value = getenv(name);
+    if (slurm.clusters.empty() && value != nullptr) slurm.clusters = value;
+  }
+  options.implementations.Mutable<SlurmOptions>("slurm") = std::move(slurm);
+  return options;
+}
+
+std::vector<BatchJob> WithClusters(std::vector<BatchJob> jobs) {
+  for (BatchJob& job : jobs) job.launch = WithCluster(std::move(job.launch));
+  return jobs;
+}
+
 // A line of a script must not become two.
 absl::Status CheckLines(const SlurmOptions& slurm) {
   const std::pair<absl::string_view, const std::string&> lines[] = {
@@ -71,9 +90,14 @@ absl::Status CheckLines(const SlurmOptions& slurm) {
     return OptionError(absl::StrCat("slurm.", name), value, "must not have control characters");
   }
   for (const std::string& extra : JoinedElements(slurm.extra)) {
-    if (absl::StartsWith(extra, "-") && !HasControlCharacter(extra)) continue;
-    return OptionError("slurm.extra", extra,
-                       "must be options of sbatch, each a line like --comment=x");
+    if (!absl::StartsWith(extra, "-") || HasControlCharacter(extra)) {
+      return OptionError("slurm.extra", extra,
+                         "must be options of sbatch, each a line like --comment=x");
+    }
+    if (absl::StartsWith(absl::StripPrefix(extra, "--"), "clusters") ||
+        absl::StartsWith(extra, "-M")) {
+      return OptionError("slurm.extra", extra, "must not name the cluster: slurm.clusters does");
+    }
   }
   for (const std::string& word : JoinedElements(slurm.srun_args)) {
     if (absl::StartsWith(word, "-")) continue;
@@ -89,7 +113,9 @@ absl::Status CheckLines(const SlurmOptions& slurm) {
   }
   // The list of several clusters is for sbatch to choose from; then nobody knows where to ask.
   if (absl::StrContains(slurm.clusters, ",")) {
-    return OptionError("slurm.clusters", slurm.clusters, "must be the name of one cluster");
+    return OptionError("slurm.clusters", slurm.clusters,
+                       "must be the name of one cluster, also where it comes from "
+                       "SBATCH_CLUSTERS or SLURM_CLUSTERS");
   }
   // sbatch replaces nothing in a pattern with a backslash.
   if (slurm.stage_dir.empty() || absl::StrContains(slurm.stage_dir, "\\")) {
@@ -387,9 +413,11 @@ absl::Status PrintScripts(const std::vector<BatchJob>& jobs,
 
 }  // namespace
 
-absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jobs, int at_once,
+absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& requested,
+                                                 int at_once,
                                                  const std::vector<std::string>& unfinished,
                                                  std::FILE* notes) {
+  const std::vector<BatchJob> jobs = WithClusters(requested);
   DDP_RETURN_IF_ERROR(Check(jobs, at_once));
   const SlurmOptions slurm = SlurmOptionsOf(jobs[0].launch);
   Submission submission = {.stage = StageFolder(slurm), .at_once = at_once, .notes = notes};
@@ -400,7 +428,7 @@ absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jo
   const std::string builds = absl::StrCat(submission.stage, "/builds");
   const std::string& program = jobs[0].argv[0];
   const std::vector<std::vector<size_t>> batches =
-      SplitIntoBatches(jobs, jobs.size() > 1 ? MaxArraySize() : 1);
+      SplitIntoBatches(jobs, jobs.size() > 1 ? MaxArraySize(slurm.clusters) : 1);
   if (slurm.dry_run) {
     DDP_ASSIGN_OR_RETURN(submission.program, FindStaged(program, builds));
     DDP_RETURN_IF_ERROR(PrintScripts(jobs, batches, submission));
@@ -424,7 +452,7 @@ absl::StatusOr<std::vector<absl::Status>> Submit(const std::vector<BatchJob>& jo
 
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   if (options.argv.empty()) return absl::InvalidArgumentError("no program to submit");
-  DDP_RETURN_IF_ERROR(Check(options));
+  DDP_RETURN_IF_ERROR(Check(WithCluster(options)));
   const SlurmOptions slurm = SlurmOptionsOf(options);
   BatchJob job = {.name = ProgramName(options.argv[0]),
                   .folder = JobFolder(StageFolder(slurm), options.argv[0]),

@@ -124,6 +124,10 @@ TEST_F(SubmitTest, OptionsThatCannotBe) {
   EXPECT_TRUE(absl::StrContains(Refused(), "slurm.extra="));
   slurm().extra = {"exclusive"};
   EXPECT_TRUE(absl::StrContains(Refused(), "slurm.extra=exclusive must be options of sbatch"));
+  for (const char* extra : {"--clusters=west", "-M west"}) {
+    slurm().extra = {extra};
+    EXPECT_TRUE(absl::StrContains(Refused(), " must not name the cluster: slurm.clusters does"));
+  }
   slurm().extra = {};
   slurm().partition = "a\nb";
   EXPECT_TRUE(absl::StrContains(Refused(), "slurm.partition="));
@@ -242,6 +246,24 @@ TEST_F(SubmitJobsTest, EarlierIdsAreRemembered) {
   EXPECT_TRUE(Submitted()[0].ok());
   EXPECT_EQ(commands_.Contents("a/job_id"), "41\n42\n");
   EXPECT_EQ(*ReadJobIds(jobs_[0].folder), (std::vector<std::string>{"41", "42"}));
+}
+
+// The job writes its id, too, and must write the same; later calls ask this cluster.
+TEST_F(SubmitJobsTest, ClusterOfAVariableIsThatOfTheJobs) {
+  AddJob("a");
+  AddJob("b");
+  commands_.Write("sbatch",
+                  "cat $HERE/b/job_id >$HERE/seen; cp \"$2\" $HERE/script; echo '41;west'");
+  setenv("SBATCH_CLUSTERS", "west", 1);
+  EXPECT_TRUE(Submitted()[0].ok());
+  setenv("SBATCH_CLUSTERS", "west,east", 1);
+  EXPECT_EQ(ProblemOf((*CreateLauncher("slurm"))->Submit(jobs_, 0, {}).status())->path,
+            "slurm.clusters");
+  EXPECT_EQ(ProblemOf(Run().status())->path, "slurm.clusters");
+  unsetenv("SBATCH_CLUSTERS");
+  EXPECT_EQ(commands_.Contents("b/job_id"), "41_1;west\n");
+  EXPECT_TRUE(absl::StrContains(commands_.Contents("seen"), " 1 west "));
+  EXPECT_TRUE(absl::StrContains(commands_.Contents("script"), "\ncluster=';west'\n"));
 }
 
 TEST_F(SubmitJobsTest, EachRequestIsAnArrayOfItsOwn) {
