@@ -1,5 +1,6 @@
 #include "launchers/slurm/queue.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,7 +35,7 @@ namespace {
 constexpr int kDefaultMaxArraySize = 1001;
 // Of one scancel: command lines are limited.
 constexpr size_t kIdsAtOnce = 1000;
-// How often the queue is asked for a job whose sbatch has not ended.
+// How often the queue is asked for a job whose sbatch has given no answer.
 constexpr int kLooks = 3;
 constexpr absl::Duration kLookPause = absl::Seconds(5);
 // How long a submission without an answer may yet take effect: longer than SubmitScript waits.
@@ -165,8 +166,23 @@ absl::StatusOr<std::map<std::string, int64_t>> JobsByScript(const std::string& c
   return jobs;
 }
 
-// The job whose script is `path`, as far as the queue has it. sbatch has been killed, but what it
-// has sent to a busy controller may take effect later.
+// Whether an sbatch that failed may have submitted its job: a signal killed it, or SLURM's words
+// (slurm_errno.c, strerror) are those of a connection that was made and had no answer.
+bool MayHaveSubmitted(const CommandResult& sbatch) {
+  if (sbatch.exit_code > 128 && sbatch.exit_code < 128 + NSIG) return true;
+  for (const char* words :
+       {"Socket timed out", "Zero Bytes were transmitted or received", "Message send failure",
+        "Message receive failure", "Communication shutdown failure", "(send failure)",
+        "(receive failure)", "(shutdown failure)", "Unexpected missing socket",
+        "Connection timed out", "Connection reset", "Connection forced closed", "Broken pipe",
+        "delayed socket error", "Interrupted system call"}) {
+    if (absl::StrContains(sbatch.err, words)) return true;
+  }
+  return false;
+}
+
+// The job whose script is `path`, as far as the queue has it. sbatch has ended, but what it has
+// sent to a busy controller may take effect later.
 absl::StatusOr<std::string> FindSubmitted(const std::string& path, const std::string& cluster) {
   for (int i = 0; i < kLooks; ++i) {
     if (i > 0) absl::SleepFor(kLookPause);
@@ -175,6 +191,16 @@ absl::StatusOr<std::string> FindSubmitted(const std::string& path, const std::st
     if (const auto job = jobs->find(path); job != jobs->end()) return absl::StrCat(job->second);
   }
   return absl::NotFoundError(path);
+}
+
+// The id of a job whose submission had no answer, for the reason `why`.
+absl::StatusOr<std::string> WithoutAnswer(const std::string& path, const std::string& cluster,
+                                          absl::string_view why) {
+  const absl::StatusOr<std::string> found = FindSubmitted(path, cluster);
+  if (found.ok()) return WithCluster(*found, cluster);
+  return absl::DeadlineExceededError(
+      absl::StrCat(why, "; the job may be queued yet: its script is ", path,
+                   ", which 'squeue --format=\"%i %o\"' shows; cancel it with scancel"));
 }
 
 // What a line of Submitting says.
@@ -243,13 +269,12 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
   const std::string cluster = ClusterOf(script);
   const absl::StatusOr<CommandResult> result = Run({"sbatch", "--parsable", path}, script, timeout);
   if (absl::IsDeadlineExceeded(result.status())) {
-    const absl::StatusOr<std::string> found = FindSubmitted(path, cluster);
-    if (found.ok()) return WithCluster(*found, cluster);
-    return absl::DeadlineExceededError(
-        absl::StrCat(result.status().message(), "; the job may be queued yet: its script is ", path,
-                     ", which 'squeue --format=\"%i %o\"' shows; cancel it with scancel"));
+    return WithoutAnswer(path, cluster, result.status().message());
   }
   if (!result.ok()) return result.status();
+  if (result->exit_code != 0 && MayHaveSubmitted(*result)) {
+    return WithoutAnswer(path, cluster, Failed({"sbatch"}, *result).message());
+  }
   if (result->exit_code != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("sbatch refuses the job: ", OneLine(result->err, "sbatch")));
@@ -259,7 +284,8 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
       absl::StrSplit(absl::StripAsciiWhitespace(result->out), '\n');
   const auto [id, where] = SplitCluster(lines.back());
   if (!IsNumber(id)) {
-    return absl::InternalError(
+    return WithoutAnswer(
+        path, cluster,
         absl::StrCat("sbatch --parsable printed no job id: '", absl::CEscape(result->out), "'"));
   }
   return WithCluster(id, where.empty() ? cluster : where);

@@ -26,8 +26,9 @@
 namespace ddp::launchers::slurm {
 
 // Submits a script; returns the id of its job or array. FailedPrecondition if SLURM refuses it.
-// After `timeout` asks the queue whether it has the job nevertheless; if not, DeadlineExceeded:
-// then the job may still come.
+// Without SLURM's answer (after `timeout`, a lost connection, or the end of sbatch by a signal)
+// asks the queue whether it has the job nevertheless; if not, DeadlineExceeded: then the job may
+// still come.
 absl::StatusOr<std::string> SubmitScript(const std::string& path,
                                          absl::Duration timeout = absl::Minutes(10));
 

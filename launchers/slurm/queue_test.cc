@@ -51,9 +51,30 @@ TEST_F(QueueTest, RefusalIsInSlurmsWordsOnOneLine) {
             "No");
 }
 
-TEST_F(QueueTest, SomethingElseThanAnIdIsAnError) {
-  commands_.Write("sbatch", "echo Submitted batch job 12");
-  EXPECT_EQ(SubmitText("").status().code(), absl::StatusCode::kInternal);
+TEST_F(QueueTest, SbatchWithoutAnAnswerMayHaveSubmitted) {
+  commands_.Write("squeue", "[[ -e $HERE/in_queue ]] && echo \"9 $HERE/job.sh\"");
+  const std::string lost =
+      "touch $HERE/in_queue; echo \"sbatch: error: Batch job submission failed: $words\" >&2; exit "
+      "1";
+  for (const char* words :
+       {"Socket timed out on send/recv operation", "Zero Bytes were transmitted or received",
+        "Unable to contact slurm controller (receive failure)", "Connection reset by peer"}) {
+    commands_.Write("sbatch", absl::StrCat("words='", words, "'\n", lost));
+    EXPECT_EQ(SubmitText("").value_or("error"), "9") << words;
+  }
+  commands_.Write("sbatch", "touch $HERE/in_queue; kill -KILL $$");
+  EXPECT_EQ(SubmitText("").value_or("error"), "9");
+  // There was no connection.
+  commands_.Write("sbatch", absl::StrCat("words='Unable to contact slurm controller (connect "
+                                         "failure)'\n",
+                                         lost));
+  EXPECT_EQ(SubmitText("").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(QueueTest, SomethingElseThanAnIdIsNoRefusal) {
+  commands_.Write("squeue", "[[ -e $HERE/in_queue ]] && echo \"9 $HERE/job.sh\"");
+  commands_.Write("sbatch", "touch $HERE/in_queue; echo Submitted batch job 12");
+  EXPECT_EQ(SubmitText("").value_or("error"), "9");
 }
 
 // sbatch's variables count for more than a script's lines.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -335,6 +336,33 @@ echo "$2" >$HERE/script; echo 41)");
   }
   EXPECT_EQ(commands_.Contents("a/job_id"), "41_0\n");
   EXPECT_EQ(commands_.Contents("b/job_id"), "41_1\n");
+}
+
+// Its controller may have the jobs, though its answer was lost: they are not submitted again.
+TEST_F(SubmitJobsTest, SubmissionWithoutAnAnswerStaysNoted) {
+  AddJob("a");
+  AddJob("b");
+  commands_.Write("sbatch", R"(
+echo "$2" >$HERE/script
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+exit 1)");
+  commands_.Write("squeue", "true");
+  const std::vector<absl::Status> statuses = Submitted();
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded) << statuses[0];
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "sbatch: Batch job submission failed: "))
+      << statuses[0];
+  EXPECT_EQ(statuses[1], statuses[0]);
+  const std::string script = *ReadFile(File("job.sh"));
+  EXPECT_TRUE(absl::StrContains(script, "#SBATCH --array=0-1\n")) << script;
+  std::vector<std::string> ids;
+  for (const BatchJob& job : jobs_) ids.push_back(ReadJobIds(job.folder)->at(0));
+  EXPECT_TRUE(IsSubmitting(ids[0])) << ids[0];
+  const auto queue = CreateLauncher("slurm");
+  using StateMap = std::map<std::string, std::string>;
+  EXPECT_EQ(*(*queue)->Unfinished(ids), StateMap({{ids[0], "unknown"}, {ids[1], "unknown"}}));
+  commands_.Write("squeue", R"sh(
+if [[ $* == *%o* ]]; then echo "7 $(<$HERE/script)"; else echo 7_0 PD; echo 7_1 R; fi)sh");
+  EXPECT_EQ(*(*queue)->Unfinished(ids), StateMap({{ids[0], "queued"}, {ids[1], "running"}}));
 }
 
 TEST_F(SubmitJobsTest, JobThatCannotBeNotedIsNotSubmitted) {
