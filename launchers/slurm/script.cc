@@ -44,116 +44,124 @@ constexpr absl::string_view kForeignVariables =
 // so that it is known whose code is the job's: srun's own is the highest, and hides it behind the
 // SIGTERM by which srun then ends the other ranks. A shell with a trap waits for the program.
 constexpr absl::string_view kRank = R"sh(
-rank='trap : INT TERM USR1 USR2
+ddp_rank='trap : INT TERM USR1 USR2
 "$@"
-code=$?
-[ $code = 0 ] || (set -C; echo "$code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
-exit $code'
+ddp_code=$?
+[ $ddp_code = 0 ] || (set -C; echo "$ddp_code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
+exit $ddp_code'
 )sh";
 
 // What the job leaves in its folder, and what ends it. An end by `exit` in a line of the user's,
 // too, leaves a code.
 constexpr absl::string_view kBegin = R"sh(
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
-job=${job:-$SLURM_JOB_ID}
-restarts=${SLURM_RESTART_COUNT:-0}
-say() { echo "job $job: $*" >&2; }
-end() {
+ddp_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+ddp_job=${ddp_job:-$SLURM_JOB_ID}
+ddp_restarts=${SLURM_RESTART_COUNT:-0}
+ddp_say() { echo "job $ddp_job: $*" >&2; }
+ddp_end() {
   trap - EXIT
   # A life on a node that SLURM has lost may end after the next one has begun.
-  if (($(cat "$folder/attempts" 2>/dev/null | wc -l) > attempt)); then
-    say "a later attempt has begun: the job has not ended with code $1"
+  if (($(cat "$ddp_folder/attempts" 2>/dev/null | wc -l) > ddp_attempt)); then
+    ddp_say "a later attempt has begun: the job has not ended with code $1"
   else
-    echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+    echo "$1" >"$ddp_folder/.exit_code.new" &&
+      mv -f "$ddp_folder/.exit_code.new" "$ddp_folder/exit_code"
   fi
   exit "$1"
 }
 
-rm -f "$folder/exit_code"
-grep -qsxF "$job$cluster" "$folder/job_id" || echo "$job$cluster" >>"$folder/job_id"
-attempt=$(($(cat "$folder/attempts" 2>/dev/null | wc -l) + 1))
-about="restart $restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
-echo "$attempt: job $job, $about" >>"$folder/attempts"
-((attempt == 1)) || say "attempt $attempt, $about"
+rm -f "$ddp_folder/exit_code"
+grep -qsxF "$ddp_job$ddp_cluster" "$ddp_folder/job_id" ||
+  echo "$ddp_job$ddp_cluster" >>"$ddp_folder/job_id"
+ddp_attempt=$(($(cat "$ddp_folder/attempts" 2>/dev/null | wc -l) + 1))
+ddp_about="restart $ddp_restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
+echo "$ddp_attempt: job $ddp_job, $ddp_about" >>"$ddp_folder/attempts"
+((ddp_attempt == 1)) || ddp_say "attempt $ddp_attempt, $ddp_about"
 
-ranks='' signals=0 asked='' terminated=''
-pass_on() {
-  signals=$((signals + 1))
-  [[ -z $ranks ]] || kill "-$1" "$ranks" 2>/dev/null
+ddp_ranks='' ddp_signals=0 ddp_asked='' ddp_terminated=''
+ddp_pass_on() {
+  ddp_signals=$((ddp_signals + 1))
+  [[ -z $ddp_ranks ]] || kill "-$1" "$ddp_ranks" 2>/dev/null
 }
-trap 'terminated=yes; pass_on TERM' TERM
-trap 'end $?' EXIT
 )sh";
 
-// The user's lines run in this shell, so that the ranks have what they export.
+constexpr absl::string_view kTraps = R"sh(trap 'ddp_terminated=yes; ddp_pass_on TERM' TERM
+trap 'ddp_end $?' EXIT
+)sh";
+
+// The user's lines run in this shell, so that the ranks have what they export. All names of the
+// script begin with ddp_: those lines, and the user's environment, may have any others.
 constexpr absl::string_view kAfterSetup = R"sh(
-# Settings of the shell by these lines, and their variables, do not change what follows.
-set +e +u +o pipefail
-trap 'end $?' EXIT
+# Settings of the shell by these lines do not change what follows.
+set +aefmuC +o pipefail
+IFS=$' \t\n'
 )sh";
 
 // srun is in the background, since bash runs a trap only between commands and during `wait`, which
 // then has not waited.
 constexpr absl::string_view kRun = R"sh(
-failure=$folder/.failure.$attempt
-code=$((128 + $(kill -l "${asked:-TERM}")))
-if [[ -z $asked$terminated ]]; then
-  "${start[@]}" sh -c "$rank" "$failure" "${command[@]}" &
-  ranks=$!
-  [[ -z $asked ]] || kill "-$asked" "$ranks"
-  [[ -z $terminated ]] || kill -TERM "$ranks"
-  waited=-1
-  until ((waited == signals)); do
-    waited=$signals
-    wait "$ranks"
-    code=$?
+ddp_failure=$ddp_folder/.failure.$ddp_attempt
+ddp_code=$((128 + $(kill -l "${ddp_asked:-TERM}")))
+if [[ -z $ddp_asked$ddp_terminated ]]; then
+  "${ddp_start[@]}" sh -c "$ddp_rank" "$ddp_failure" "${ddp_command[@]}" &
+  ddp_ranks=$!
+  [[ -z $ddp_asked ]] || kill "-$ddp_asked" "$ddp_ranks"
+  [[ -z $ddp_terminated ]] || kill -TERM "$ddp_ranks"
+  ddp_waited=-1
+  until ((ddp_waited == ddp_signals)); do
+    ddp_waited=$ddp_signals
+    wait "$ddp_ranks"
+    ddp_code=$?
   done
-  ranks=''
+  ddp_ranks=''
 fi
 # SLURM ends all processes of this script, too, once it is queued again: not those of its last words.
 trap '' TERM USR1 USR2
 
-failed='' node='' again='' preempted='' reason=''
-if ((code != 0)); then
+ddp_failed='' ddp_node='' ddp_again='' ddp_preempted='' ddp_reason=''
+if ((ddp_code != 0)); then
   # Clients of network file systems look again for a file that was not there.
-  ls -a "$folder" >/dev/null
-  if [[ -s $failure ]]; then read -r code failed node <"$failure"; fi
-  rm -f "$failure"
-  read -r again preempted reason < <(squeue --noheader --states=all --jobs="$job" \
-    --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
+  ls -a "$ddp_folder" >/dev/null
+  if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
+  rm -f "$ddp_failure"
+  read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
+    --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi
-[[ -z $terminated ]] || code=143
+[[ -z $ddp_terminated ]] || ddp_code=143
 # SLURM itself begins the job again, and counts that already: this is not its end.
-if [[ $again =~ ^[0-9]+$ ]] && ((again > restarts)); then
-  say "SLURM queues it again"
+if [[ $ddp_again =~ ^[0-9]+$ ]] && ((ddp_again > ddp_restarts)); then
+  ddp_say "SLURM queues it again"
   trap - EXIT
-  exit "$code"
+  exit "$ddp_code"
 fi
 )sh";
 
 // The names of signals that end a failing program are those of base/process.h.
 constexpr absl::string_view kEnd = R"sh(
-names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
+ddp_names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
   [9]=Killed [11]="Segmentation fault")
-if [[ -n $failed && -z $terminated && $code -gt 128 && -n ${names[code - 128]:-} ]]; then
-  echo "error: rank $failed on $node was killed by signal $((code - 128)) (${names[code - 128]})" >&2
+ddp_name=${ddp_names[ddp_code > 128 ? ddp_code - 128 : 0]:-}
+if [[ -n $ddp_failed && -z $ddp_terminated && -n $ddp_name ]]; then
+  echo "error: rank $ddp_failed on $ddp_node was killed by signal" \
+    "$((ddp_code - 128)) ($ddp_name)" >&2
 fi
-end "$code"
+ddp_end "$ddp_code"
 )sh";
 
 constexpr absl::string_view kRequeue = R"sh(
 # A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
 # preempts after a time of grace.
-if [[ -n $asked && $code == "$stopped" || $reason == TimeLimit ||
-  $code == 143 && -z $terminated && $preempted == [0-9]* ]]; then
-  if ((restarts >= max_requeues)); then
-    say "is not queued again: that has happened $restarts times, slurm.max_requeues=$max_requeues"
-  elif words=$(scontrol requeue "$job" 2>&1); then
-    say "is queued again, to go on"
+if [[ -n $ddp_asked && $ddp_code == "$ddp_stopped" || $ddp_reason == TimeLimit ||
+  $ddp_code == 143 && -z $ddp_terminated && $ddp_preempted == [0-9]* ]]; then
+  if ((ddp_restarts >= ddp_max_requeues)); then
+    ddp_say "is not queued again: that has happened $ddp_restarts times," \
+      "slurm.max_requeues=$ddp_max_requeues"
+  elif ddp_words=$(scontrol requeue "$ddp_job" 2>&1); then
+    ddp_say "is queued again, to go on"
     trap - EXIT
-    exit "$code"
+    exit "$ddp_code"
   else
-    say "cannot be queued again: $words"
+    ddp_say "cannot be queued again: $ddp_words"
   fi
 fi
 )sh";
@@ -235,12 +243,12 @@ std::string HeaderOf(const ScriptOptions& options) {
   return header.text();
 }
 
-// The variables `folder` and `command` of one job.
+// The folder and the command of one job.
 std::string Assignments(const ScriptOptions& options, const BatchJob& job,
                         absl::string_view indent) {
   std::vector<std::string> words = {BashWord(options.program)};
   for (size_t i = 1; i < job.argv.size(); ++i) words.push_back(BashWord(job.argv[i]));
-  return absl::StrCat(indent, "folder=", BashWord(job.folder), "\n", indent, "command=(",
+  return absl::StrCat(indent, "ddp_folder=", BashWord(job.folder), "\n", indent, "ddp_command=(",
                       absl::StrJoin(words, " "), ")\n");
 }
 
@@ -263,23 +271,28 @@ std::string Start(const SlurmOptions& slurm) {
   for (const std::string& word : JoinedElements(slurm.srun_args)) {
     absl::StrAppend(&words, " ", BashWord(word));
   }
-  return absl::StrCat("start=(", words, R"()
+  return absl::StrCat("ddp_start=(", words, R"()
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
-  start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+  ddp_start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}
 fi
 )");
 }
 
-// What asks for a requeue: the trap of its signal, and the limit.
-std::string RequeueTrap(const SlurmOptions& slurm) {
+// What ends the job, or asks for a requeue.
+std::string Traps(const SlurmOptions& slurm) {
+  if (!slurm.requeue) return std::string(kTraps);
   const std::string name = SignalOf(slurm.signal).name;
-  return absl::StrCat("trap 'asked=", name, "; pass_on ", name, "' ", name, "\n",
-                      "max_requeues=", slurm.max_requeues, " stopped=$((128 + $(kill -l ", name,
-                      R"()))
-if ((restarts > max_requeues)); then
-  echo "error: the job was queued again $restarts times, slurm.max_requeues=$max_requeues" >&2
-  end 1
+  return absl::StrCat(kTraps, "trap 'ddp_asked=", name, "; ddp_pass_on ", name, "' ", name, "\n");
+}
+
+std::string RequeueLimit(const SlurmOptions& slurm) {
+  return absl::StrCat("ddp_max_requeues=", slurm.max_requeues, " ddp_stopped=$((128 + $(kill -l ",
+                      SignalOf(slurm.signal).name, R"()))
+if ((ddp_restarts > ddp_max_requeues)); then
+  echo "error: the job was queued again $ddp_restarts times," \
+    "slurm.max_requeues=$ddp_max_requeues" >&2
+  ddp_end 1
 fi
 )");
 }
@@ -329,12 +342,13 @@ std::string BatchScript(const ScriptOptions& options) {
     absl::StrAppend(&text, "export ", name, "=", BashWord(value), "\n");
   }
   absl::StrAppend(&text, "\n", SelectJob(options));
-  absl::StrAppend(&text, "cluster=", slurm.clusters.empty() ? "" : BashWord(";" + slurm.clusters),
-                  "\n", Start(slurm), kRank, kBegin);
-  if (slurm.requeue) text += RequeueTrap(slurm);
+  absl::StrAppend(&text,
+                  "ddp_cluster=", slurm.clusters.empty() ? "" : BashWord(";" + slurm.clusters),
+                  "\n", Start(slurm), kRank, kBegin, Traps(slurm));
+  if (slurm.requeue) text += RequeueLimit(slurm);
   if (!slurm.setup.empty()) {
-    absl::StrAppend(&text, "\n", absl::StrJoin(slurm.setup, "\n"), "\n", kAfterSetup,
-                    SelectJob(options), Start(slurm), kRank);
+    absl::StrAppend(&text, "\n", absl::StrJoin(slurm.setup, "\n"), "\n", kAfterSetup, Traps(slurm),
+                    Start(slurm));
   }
   absl::StrAppend(&text, kRun, slurm.requeue ? kRequeue : "", kEnd);
   return text;

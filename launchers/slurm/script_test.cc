@@ -2,11 +2,18 @@
 
 #include <cstdlib>
 #include <map>
+#include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/command.h"
 #include "base/file.h"
 #include "gtest/gtest.h"
@@ -46,112 +53,117 @@ unset SRUN_ERROR SRUN_INPUT SRUN_OUTPUT SLURM_STDERRMODE SLURM_STDINMODE SLURM_S
 
 constexpr char kStartMore[] = R"sh(
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
-  start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+  ddp_start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}
 fi
 )sh";
 
 constexpr char kRank[] = R"sh(
-rank='trap : INT TERM USR1 USR2
+ddp_rank='trap : INT TERM USR1 USR2
 "$@"
-code=$?
-[ $code = 0 ] || (set -C; echo "$code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
-exit $code'
+ddp_code=$?
+[ $ddp_code = 0 ] || (set -C; echo "$ddp_code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
+exit $ddp_code'
 )sh";
 
 constexpr char kBegin[] = R"sh(
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
-job=${job:-$SLURM_JOB_ID}
-restarts=${SLURM_RESTART_COUNT:-0}
-say() { echo "job $job: $*" >&2; }
-end() {
+ddp_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+ddp_job=${ddp_job:-$SLURM_JOB_ID}
+ddp_restarts=${SLURM_RESTART_COUNT:-0}
+ddp_say() { echo "job $ddp_job: $*" >&2; }
+ddp_end() {
   trap - EXIT
   # A life on a node that SLURM has lost may end after the next one has begun.
-  if (($(cat "$folder/attempts" 2>/dev/null | wc -l) > attempt)); then
-    say "a later attempt has begun: the job has not ended with code $1"
+  if (($(cat "$ddp_folder/attempts" 2>/dev/null | wc -l) > ddp_attempt)); then
+    ddp_say "a later attempt has begun: the job has not ended with code $1"
   else
-    echo "$1" >"$folder/.exit_code.new" && mv -f "$folder/.exit_code.new" "$folder/exit_code"
+    echo "$1" >"$ddp_folder/.exit_code.new" &&
+      mv -f "$ddp_folder/.exit_code.new" "$ddp_folder/exit_code"
   fi
   exit "$1"
 }
 
-rm -f "$folder/exit_code"
-grep -qsxF "$job$cluster" "$folder/job_id" || echo "$job$cluster" >>"$folder/job_id"
-attempt=$(($(cat "$folder/attempts" 2>/dev/null | wc -l) + 1))
-about="restart $restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
-echo "$attempt: job $job, $about" >>"$folder/attempts"
-((attempt == 1)) || say "attempt $attempt, $about"
+rm -f "$ddp_folder/exit_code"
+grep -qsxF "$ddp_job$ddp_cluster" "$ddp_folder/job_id" ||
+  echo "$ddp_job$ddp_cluster" >>"$ddp_folder/job_id"
+ddp_attempt=$(($(cat "$ddp_folder/attempts" 2>/dev/null | wc -l) + 1))
+ddp_about="restart $ddp_restarts, on ${SLURM_JOB_NODELIST:-$HOSTNAME}, $(date -u +%FT%TZ)"
+echo "$ddp_attempt: job $ddp_job, $ddp_about" >>"$ddp_folder/attempts"
+((ddp_attempt == 1)) || ddp_say "attempt $ddp_attempt, $ddp_about"
 
-ranks='' signals=0 asked='' terminated=''
-pass_on() {
-  signals=$((signals + 1))
-  [[ -z $ranks ]] || kill "-$1" "$ranks" 2>/dev/null
+ddp_ranks='' ddp_signals=0 ddp_asked='' ddp_terminated=''
+ddp_pass_on() {
+  ddp_signals=$((ddp_signals + 1))
+  [[ -z $ddp_ranks ]] || kill "-$1" "$ddp_ranks" 2>/dev/null
 }
-trap 'terminated=yes; pass_on TERM' TERM
-trap 'end $?' EXIT
+trap 'ddp_terminated=yes; ddp_pass_on TERM' TERM
+trap 'ddp_end $?' EXIT
 )sh";
 
 constexpr char kRun[] = R"sh(
-failure=$folder/.failure.$attempt
-code=$((128 + $(kill -l "${asked:-TERM}")))
-if [[ -z $asked$terminated ]]; then
-  "${start[@]}" sh -c "$rank" "$failure" "${command[@]}" &
-  ranks=$!
-  [[ -z $asked ]] || kill "-$asked" "$ranks"
-  [[ -z $terminated ]] || kill -TERM "$ranks"
-  waited=-1
-  until ((waited == signals)); do
-    waited=$signals
-    wait "$ranks"
-    code=$?
+ddp_failure=$ddp_folder/.failure.$ddp_attempt
+ddp_code=$((128 + $(kill -l "${ddp_asked:-TERM}")))
+if [[ -z $ddp_asked$ddp_terminated ]]; then
+  "${ddp_start[@]}" sh -c "$ddp_rank" "$ddp_failure" "${ddp_command[@]}" &
+  ddp_ranks=$!
+  [[ -z $ddp_asked ]] || kill "-$ddp_asked" "$ddp_ranks"
+  [[ -z $ddp_terminated ]] || kill -TERM "$ddp_ranks"
+  ddp_waited=-1
+  until ((ddp_waited == ddp_signals)); do
+    ddp_waited=$ddp_signals
+    wait "$ddp_ranks"
+    ddp_code=$?
   done
-  ranks=''
+  ddp_ranks=''
 fi
 # SLURM ends all processes of this script, too, once it is queued again: not those of its last words.
 trap '' TERM USR1 USR2
 
-failed='' node='' again='' preempted='' reason=''
-if ((code != 0)); then
+ddp_failed='' ddp_node='' ddp_again='' ddp_preempted='' ddp_reason=''
+if ((ddp_code != 0)); then
   # Clients of network file systems look again for a file that was not there.
-  ls -a "$folder" >/dev/null
-  if [[ -s $failure ]]; then read -r code failed node <"$failure"; fi
-  rm -f "$failure"
-  read -r again preempted reason < <(squeue --noheader --states=all --jobs="$job" \
-    --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
+  ls -a "$ddp_folder" >/dev/null
+  if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
+  rm -f "$ddp_failure"
+  read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
+    --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi
-[[ -z $terminated ]] || code=143
+[[ -z $ddp_terminated ]] || ddp_code=143
 # SLURM itself begins the job again, and counts that already: this is not its end.
-if [[ $again =~ ^[0-9]+$ ]] && ((again > restarts)); then
-  say "SLURM queues it again"
+if [[ $ddp_again =~ ^[0-9]+$ ]] && ((ddp_again > ddp_restarts)); then
+  ddp_say "SLURM queues it again"
   trap - EXIT
-  exit "$code"
+  exit "$ddp_code"
 fi
 )sh";
 
 constexpr char kRequeue[] = R"sh(
 # A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
 # preempts after a time of grace.
-if [[ -n $asked && $code == "$stopped" || $reason == TimeLimit ||
-  $code == 143 && -z $terminated && $preempted == [0-9]* ]]; then
-  if ((restarts >= max_requeues)); then
-    say "is not queued again: that has happened $restarts times, slurm.max_requeues=$max_requeues"
-  elif words=$(scontrol requeue "$job" 2>&1); then
-    say "is queued again, to go on"
+if [[ -n $ddp_asked && $ddp_code == "$ddp_stopped" || $ddp_reason == TimeLimit ||
+  $ddp_code == 143 && -z $ddp_terminated && $ddp_preempted == [0-9]* ]]; then
+  if ((ddp_restarts >= ddp_max_requeues)); then
+    ddp_say "is not queued again: that has happened $ddp_restarts times," \
+      "slurm.max_requeues=$ddp_max_requeues"
+  elif ddp_words=$(scontrol requeue "$ddp_job" 2>&1); then
+    ddp_say "is queued again, to go on"
     trap - EXIT
-    exit "$code"
+    exit "$ddp_code"
   else
-    say "cannot be queued again: $words"
+    ddp_say "cannot be queued again: $ddp_words"
   fi
 fi
 )sh";
 
 constexpr char kEnd[] = R"sh(
-names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
+ddp_names=([4]="Illegal instruction" [6]=Aborted [7]="Bus error" [8]="Floating point exception"
   [9]=Killed [11]="Segmentation fault")
-if [[ -n $failed && -z $terminated && $code -gt 128 && -n ${names[code - 128]:-} ]]; then
-  echo "error: rank $failed on $node was killed by signal $((code - 128)) (${names[code - 128]})" >&2
+ddp_name=${ddp_names[ddp_code > 128 ? ddp_code - 128 : 0]:-}
+if [[ -n $ddp_failed && -z $ddp_terminated && -n $ddp_name ]]; then
+  echo "error: rank $ddp_failed on $ddp_node was killed by signal" \
+    "$((ddp_code - 128)) ($ddp_name)" >&2
 fi
-end "$code"
+ddp_end "$ddp_code"
 )sh";
 
 TEST(ScriptTest, OfTheFewestOptions) {
@@ -164,10 +176,10 @@ TEST(ScriptTest, OfTheFewestOptions) {
 #SBATCH --chdir=/home/me
 )",
                                                   kUnset, R"(
-folder=/stage/jobs/a
-command=(/stage/builds/0a/train --x=1)
-cluster=
-start=(srun --kill-on-bad-exit=1 --export=ALL))",
+ddp_folder=/stage/jobs/a
+ddp_command=(/stage/builds/0a/train --x=1)
+ddp_cluster=
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL))",
                                                   kStartMore, kRank, kBegin, kRun, kEnd));
 }
 
@@ -221,28 +233,30 @@ TEST(ScriptTest, OfAllOptions) {
                                                kUnset, R"(export A=1
 export B='it'\''s'
 
-folder=/stage/jobs/a
-command=(/stage/builds/0a/train --x=1)
-cluster=';west'
-start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+ddp_folder=/stage/jobs/a
+ddp_command=(/stage/builds/0a/train --x=1)
+ddp_cluster=';west'
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
                                                kStartMore, kRank, kBegin,
-                                               R"(trap 'asked=USR1; pass_on USR1' USR1
-max_requeues=3 stopped=$((128 + $(kill -l USR1)))
-if ((restarts > max_requeues)); then
-  echo "error: the job was queued again $restarts times, slurm.max_requeues=$max_requeues" >&2
-  end 1
+                                               R"(trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
+ddp_max_requeues=3 ddp_stopped=$((128 + $(kill -l USR1)))
+if ((ddp_restarts > ddp_max_requeues)); then
+  echo "error: the job was queued again $ddp_restarts times," \
+    "slurm.max_requeues=$ddp_max_requeues" >&2
+  ddp_end 1
 fi
 
 module load cuda
 echo "$HOSTNAME"
 
-# Settings of the shell by these lines, and their variables, do not change what follows.
-set +e +u +o pipefail
-trap 'end $?' EXIT
-folder=/stage/jobs/a
-command=(/stage/builds/0a/train --x=1)
-start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
-                                               kStartMore, kRank, kRun, kRequeue, kEnd));
+# Settings of the shell by these lines do not change what follows.
+set +aefmuC +o pipefail
+IFS=$' \t\n'
+trap 'ddp_terminated=yes; ddp_pass_on TERM' TERM
+trap 'ddp_end $?' EXIT
+trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+                                               kStartMore, kRun, kRequeue, kEnd));
 }
 
 // The machine that submits may have no GPU, or others than the nodes.
@@ -282,16 +296,16 @@ TEST(ScriptTest, OfAnArray) {
                                  kUnset, R"(
 case $SLURM_ARRAY_TASK_ID in
   0)
-    folder=/stage/jobs/a
-    command=(/stage/builds/0a/train --x=1)
+    ddp_folder=/stage/jobs/a
+    ddp_command=(/stage/builds/0a/train --x=1)
     ;;
   1)
-    folder='/runs/b b'
-    command=(/stage/builds/0a/train --x=2 '' '$HOME')
+    ddp_folder='/runs/b b'
+    ddp_command=(/stage/builds/0a/train --x=2 '' '$HOME')
     ;;
 esac
-cluster=
-start=(srun --kill-on-bad-exit=1 --export=ALL))",
+ddp_cluster=
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL))",
                                  kStartMore, kRank, kBegin, kRun, kEnd));
   options.at_once = 0;
   EXPECT_TRUE(absl::StrContains(BatchScript(options), "#SBATCH --array=0-1\n"));
@@ -402,6 +416,26 @@ rank() { SLURM_PROCID=$1 SLURMD_NODENAME=n$1 "${task[@]:0:4}" "${@:2}"; }
   std::map<std::string, std::string> environment_;
   CommandResult result_;
 };
+
+// The variables and functions that a script has for itself, by its text.
+std::set<std::string> NamesIn(const std::string& script) {
+  // NAME=, NAME+=, NAME(), "for NAME", "read -r NAME NAME".
+  static const std::regex kNames(
+      R"re((?:^|[ ;({'])(export )?(\w+)(?:\+?=|\(\) )|(?:^|[ ;])(?:for|read -\w+)((?: \w+)+))re");
+  std::set<std::string> names;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(script, '\n'))) {
+    if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(line), "#")) continue;
+    for (std::sregex_iterator match(line.begin(), line.end(), kNames), end; match != end; ++match) {
+      if ((*match)[1].matched || (*match)[2] == "IFS") continue;  // not for itself
+      const std::string several = (*match)[2].matched ? (*match)[2] : (*match)[3];
+      for (absl::string_view name : absl::StrSplit(several, ' ', absl::SkipEmpty())) {
+        if (name == "in") break;
+        names.emplace(name);
+      }
+    }
+  }
+  return names;
+}
 
 // A rank that gets the signal and then ends as one that has saved.
 constexpr char kStops[] = R"(
@@ -555,12 +589,36 @@ TEST_F(RunTest, SetupRunsBeforeTheRanks) {
 TEST_F(RunTest, SetupMayUseVariablesAndSettingsOfItsOwn) {
   SqueueSays("echo 0 N/A None");
   ScriptOptions options = Requeued();
-  SlurmOf(options).setup = {"set -euo pipefail", "command=ls start=now rank=0 folder=/",
-                            "trap 'echo mine' EXIT"};
+  // Each name of the script as a user may have it, in the setup and in the environment.
+  std::vector<std::string>& setup = SlurmOf(options).setup;
+  setup = {"x"};  // the script's lines after a setup, too
+  const std::set<std::string> names = NamesIn(BatchScript(options));
+  EXPECT_GE(names.size(), 25u) << absl::StrJoin(names, " ");
+  setup = {};
+  for (absl::string_view name : names) {
+    EXPECT_TRUE(absl::ConsumePrefix(&name, "ddp_")) << name;
+    setup.push_back(absl::StrCat("unset ", name, "; ", name, "=0; ", name, "() { exit 98; }"));
+    environment_[std::string(name)] = "mine";
+  }
+  for (const char* line : {"set -aefmuC -o pipefail", "IFS=,", "trap '' TERM", "trap - USR2",
+                           "trap 'echo mine' EXIT"}) {
+    setup.push_back(line);
+  }
   EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), options), 140);
   EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
-  EXPECT_EQ(Run("exit 3", options), 3);
-  EXPECT_EQ(Contents("exit_code"), "3\n");
+  EXPECT_EQ(Contents("exit_code"), "none");
+  EXPECT_EQ(Run("kill -TERM $PPID; exec sleep 1000", options), 143);
+  EXPECT_EQ(Contents("exit_code"), "143\n");
+  EXPECT_EQ(Run("rank 1 bash -c 'kill -SEGV $$'; exit 143", options), 139);
+  EXPECT_EQ(Contents("exit_code"), "139\n");
+  EXPECT_TRUE(absl::StrContains(result_.err, "error: rank 1 on n1 was killed by signal 11"))
+      << result_.err;
+  EXPECT_EQ(Contents("job_id"), "4711\n");
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+  // The ranks have the user's variables, not the script's.
+  setup = {};
+  EXPECT_EQ(Run("env | grep -c '=mine$'", options), 0);
+  EXPECT_EQ(result_.out, absl::StrCat(names.size(), "\n"));
 }
 
 TEST_F(RunTest, QueuesTheJobAgainWhenTheRanksHaveStopped) {

@@ -264,7 +264,7 @@ TEST_F(SubmitJobsTest, ClusterOfAVariableIsThatOfTheJobs) {
   unsetenv("SBATCH_CLUSTERS");
   EXPECT_EQ(commands_.Contents("b/job_id"), "41_1;west\n");
   EXPECT_TRUE(absl::StrContains(commands_.Contents("seen"), " 1 west "));
-  EXPECT_TRUE(absl::StrContains(commands_.Contents("script"), "\ncluster=';west'\n"));
+  EXPECT_TRUE(absl::StrContains(commands_.Contents("script"), "\nddp_cluster=';west'\n"));
 }
 
 TEST_F(SubmitJobsTest, EachRequestIsAnArrayOfItsOwn) {

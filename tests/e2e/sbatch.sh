@@ -176,7 +176,7 @@ say "an array of jobs has a log and an exit code for each"
 mkdir "$scratch/failing"
 chmod 777 "$scratch/failing"
 submit 0 "$whoami" --launcher=slurm --slurm_dry_run --nnodes=2
-sed -e "s|^folder=.*|folder=$scratch/failing|" -e "s|^command=.*|command=($scratch/failing/task)|" \
+sed -e "s|^ddp_folder=.*|ddp_folder=$scratch/failing|" -e "s|^ddp_command=.*|ddp_command=($scratch/failing/task)|" \
   "$out" >"$scratch/failing/job.sh"
 # first_failure CODE COMMAND: rank 1 runs it.
 first_failure() {
