@@ -124,6 +124,8 @@ if ((ddp_code != 0)); then
   ls -a "$ddp_folder" >/dev/null
   if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
   rm -f "$ddp_failure"
+  # The user's filters could hide this job.
+  unset "${!SQUEUE_@}"
   read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
     --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi

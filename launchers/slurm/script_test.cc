@@ -125,6 +125,8 @@ if ((ddp_code != 0)); then
   ls -a "$ddp_folder" >/dev/null
   if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
   rm -f "$ddp_failure"
+  # The user's filters could hide this job.
+  unset "${!SQUEUE_@}"
   read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
     --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi
@@ -632,6 +634,16 @@ TEST_F(RunTest, QueuesTheJobAgainWhenTheRanksHaveStopped) {
   EXPECT_EQ(Run(absl::StrCat(kStops, kAsks), Requeued()), 140);
   EXPECT_EQ(Contents("requeued"), "requeue 4711\nrequeue 4711_1\n");
   EXPECT_EQ(Contents("job_id"), "4711\n4711_1\n");
+}
+
+TEST_F(RunTest, FiltersOfTheUsersSqueueDoNotHideTheJob) {
+  environment_["SQUEUE_PARTITION"] = "debug";
+  ScriptOptions options = Requeued();
+  SlurmOf(options).setup = {"export SQUEUE_USERS=nobody"};
+  SqueueSays("[[ -n ${SQUEUE_PARTITION-}${SQUEUE_USERS-} ]] || echo 0 N/A TimeLimit");
+  EXPECT_EQ(Run("exit 1", options), 1);
+  EXPECT_EQ(Contents("requeued"), "requeue 4711\n");
+  EXPECT_EQ(Contents("exit_code"), "none");
 }
 
 TEST_F(RunTest, SignalBeforeTheRanksStart) {
