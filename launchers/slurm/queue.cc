@@ -150,7 +150,8 @@ bool IsNumber(absl::string_view text) {
 // one job have the same script: the newest counts. Those that have ended are left out: one may be
 // an earlier submission, and a job that has begun has written its id itself.
 absl::StatusOr<std::map<std::string, int64_t>> JobsByScript(const std::string& cluster) {
-  std::vector<std::string> argv = {"squeue", "--noheader", "--format=%F %o"};
+  // --all: hidden partitions, too. squeue shows them of its own accord where it is asked for ids.
+  std::vector<std::string> argv = {"squeue", "--noheader", "--all", "--format=%F %o"};
   AddCluster(cluster, argv);
   DDP_ASSIGN_OR_RETURN(const CommandResult result, Run(argv));
   if (result.exit_code != 0) return Failed(argv, result);
@@ -200,7 +201,7 @@ absl::StatusOr<std::string> WithoutAnswer(const std::string& path, const std::st
   if (found.ok()) return WithCluster(*found, cluster);
   return absl::DeadlineExceededError(
       absl::StrCat(why, "; the job may be queued yet: its script is ", path,
-                   ", which 'squeue --format=\"%i %o\"' shows; cancel it with scancel"));
+                   ", which 'squeue --all --format=\"%i %o\"' shows; cancel it with scancel"));
 }
 
 // What a line of Submitting says.

@@ -187,6 +187,12 @@ else echo 7_0 R; echo 7_3 PD; fi)");
   EXPECT_FALSE(States({lost}).ok());
 }
 
+TEST_F(QueueTest, SubmissionIsLookedForInHiddenPartitions) {
+  commands_.Write("squeue", "[[ $* != *--all* && $* != *--jobs=* ]] || echo 7 /stage/job.sh");
+  const std::string line = Submitting("/stage/job.sh", "", std::nullopt);
+  EXPECT_EQ(*KnownIds({line}), StateMap({{line, "7"}}));
+}
+
 TEST_F(QueueTest, MostTasksOfAnArray) {
   commands_.Write("scontrol",
                   "n=20; [[ $* != *--clusters=west ]] || n=30\n"
