@@ -652,7 +652,11 @@ class Sweep {
       DDP_ASSIGN_OR_RETURN(const std::optional<size_t> count, AskQueue(watch));
       if (count) unfinished = *count;
     }
-    if (signal != 0) DDP_RETURN_IF_ERROR(queue.Interrupt(options_.launch, UnfinishedIds()));
+    if (signal == 0) return 0;
+    const absl::Status interrupted = queue.Interrupt(options_.launch, UnfinishedIds());
+    if (!interrupted.ok()) {
+      std::fprintf(stderr, "error: %s\n", std::string(interrupted.message()).c_str());
+    }
     return signal;
   }
 

@@ -2,6 +2,7 @@
 """Sweeps in a queue, as their user sees them."""
 
 import glob
+import json
 import os
 import re
 import signal
@@ -152,6 +153,50 @@ class QueueTest(Case):
         for seed, folder in self.job_folders().items():
             with open(os.path.join(self.folder, folder, "job_id")) as f:
                 self.assertEqual(f.read(), "7_%d\n" % (int(seed) - 1))
+
+    def interrupted(self, environment, asked_before):
+        """A call that waits for its jobs, and is interrupted when it asks squeue again."""
+        self.write("asked", "")
+        self.write("bin/squeue", "#!/bin/sh\necho asked >>%(f)s/asked\ncat %(f)s/queue\n"
+                   "[ $(wc -l <%(f)s/asked) -le %(n)d ] || kill -INT $PPID\n"
+                   % {"f": self.folder, "n": asked_before})  # fmt: skip
+        done = self.run_program(*self.QUEUED, "--slurm_wait", "--on_interrupt=cancel", "seed=1,2",
+                                env=environment)  # fmt: skip
+        self.assertEqual(done.returncode, 128 + signal.SIGINT, done.stderr)
+        with open(self.folder + "/out/sweep.jsonl") as f:
+            written = [json.loads(line) for line in f]
+        states = self.states(done.stdout)
+        self.assertEqual([job["status"] for job in written],
+                         [states[str(job["overrides"]["seed"])] for job in written])  # fmt: skip
+        return done.stderr, states
+
+    def test_an_interrupt_cancels_what_it_can(self):
+        environment = self.with_queue()
+        self.write("bin/scancel", "#!/bin/sh\necho $* >>%s/cancelled\n" % self.folder)
+        os.chmod(self.folder + "/bin/scancel", 0o755)
+        self.write("queue", "7_0 PD\n7_1 R\n")
+        stderr, states = self.interrupted(environment, asked_before=0)
+        self.assertIn("\ncancelled: 7_0 7_1\n", stderr)
+        self.assertEqual(states, {"1": "queued", "2": "running"})
+        with open(self.folder + "/cancelled") as f:
+            self.assertEqual(f.read(), "7_0 7_1\n")
+        # scancel fails for one of them.
+        self.write("bin/scancel", "#!/bin/sh\necho 'scancel: error: Kill job error on job id 7_1: "
+                   "Access denied' >&2; exit 1\n")  # fmt: skip
+        stderr, states = self.interrupted(environment, asked_before=1)
+        self.assertIn("\ncancelled: 7_0\n", stderr)
+        self.assertIn("\nerror: scancel: Kill job error on job id 7_1: Access denied\n", stderr)
+        self.assertEqual(states, {"1": "queued", "2": "running"})
+        # One may come into the queue yet: squeue is asked for scripts, and for states.
+        submitting = "submitting %s login 1 1 - /stage/job.sh" % time.strftime("%FT%TZ", time.gmtime())
+        self.write(self.job_folders()["2"] + "/job_id", submitting + "\n")
+        self.write("bin/scancel", "#!/bin/sh\n")
+        self.write("queue", "7_0 PD\n")
+        stderr, states = self.interrupted(environment, asked_before=2)
+        self.assertIn("\ncancelled: 7_0\n", stderr)
+        self.assertIn("\nerror: the queue does not have it yet: %s\n" % submitting, stderr)
+        self.assertEqual(states, {"1": "queued", "2": "unknown"})
+        self.assertEqual(self.submissions(), 1)
 
     def test_jobs_without_an_end_share_one_wait(self):
         environment = self.with_queue()

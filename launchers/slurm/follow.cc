@@ -132,9 +132,12 @@ class Follower {
   absl::StatusOr<LaunchResult> Interrupted(int signal) const {
     LaunchResult result = {.exit_code = kSignalBase + signal, .failed_rank = -1, .description = {}};
     if (options_.cancel_on_interrupt) {
-      DDP_RETURN_IF_ERROR(Cancel({options_.id}));
-      result.description =
-          absl::StrCat("interrupted: job ", options_.id, " is cancelled; log: ", log_);
+      const absl::Status cancelled = Cancel({options_.id}).status;
+      result.description = absl::StrCat(
+          "interrupted: job ", options_.id,
+          cancelled.ok() ? " is cancelled"
+                         : absl::StrCat(" could not be cancelled: ", cancelled.message()),
+          "; log: ", log_);
     } else {
       result.description =
           absl::StrCat("interrupted: job ", options_.id, " goes on; watch it with 'tail -f ", log_,

@@ -122,6 +122,13 @@ TEST_F(FollowTest, InterruptCancelsTheJobIfAskedTo) {
   EXPECT_EQ(result->exit_code, 143);
   EXPECT_EQ(commands_.Contents("cancelled"), "7\n");
   EXPECT_TRUE(absl::StrContains(result->description, "job 7 is cancelled")) << result->description;
+  commands_.Write("scancel", "echo 'scancel: error: no controller' >&2; exit 1");
+  const absl::StatusOr<LaunchResult> failed = Follow7(/*cancel=*/true);
+  ASSERT_TRUE(failed.ok()) << failed.status();
+  EXPECT_EQ(failed->exit_code, 143);
+  EXPECT_TRUE(absl::StrContains(failed->description,
+                                "job 7 could not be cancelled: scancel: no controller; log: "))
+      << failed->description;
 }
 
 }  // namespace

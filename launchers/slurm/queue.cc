@@ -263,6 +263,15 @@ std::map<std::string, std::set<std::string>> ByCluster(
   return clusters;
 }
 
+// Leaves of `jobs` those that a scancel with these errors has cancelled: none, if the errors name
+// none of them.
+void RemoveFailed(absl::string_view errors, std::vector<std::string>& jobs) {
+  const size_t removed = std::erase_if(jobs, [&](const std::string& job) {
+    return absl::StrContains(errors, absl::StrCat("job id ", job, ":"));
+  });
+  if (removed == 0) jobs.clear();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration timeout) {
@@ -365,9 +374,10 @@ absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std:
   return states;
 }
 
-absl::Status Cancel(const std::vector<std::string>& ids) {
+Cancellation Cancel(const std::vector<std::string>& ids) {
   std::map<std::string, std::string> known;
   absl::StatusOr<std::map<std::string, std::string>> found = KnownIds(ids);
+  std::vector<std::string> cancelled;
   absl::Status first = found.status();
   if (found.ok()) known = *std::move(found);
   for (const std::string& id : ids) {
@@ -381,16 +391,22 @@ absl::Status Cancel(const std::vector<std::string>& ids) {
     for (auto next = jobs.begin(); next != jobs.end();) {
       std::vector<std::string> argv = {"scancel"};
       AddCluster(cluster, argv);
-      for (size_t i = 0; i < kIdsAtOnce && next != jobs.end(); ++i) argv.push_back(*next++);
+      std::vector<std::string> some;
+      for (size_t i = 0; i < kIdsAtOnce && next != jobs.end(); ++i) some.push_back(*next++);
+      argv.insert(argv.end(), some.begin(), some.end());
       const absl::StatusOr<CommandResult> result = Run(argv);
       if (!result.ok()) {
         first.Update(result.status());
-      } else if (result->exit_code != 0) {
-        first.Update(Failed({"scancel"}, *result));
+        continue;
       }
+      if (result->exit_code != 0) {
+        first.Update(Failed({"scancel"}, *result));
+        RemoveFailed(result->err, some);
+      }
+      for (const std::string& job : some) cancelled.push_back(WithCluster(job, cluster));
     }
   }
-  return first;
+  return {.cancelled = std::move(cancelled), .status = std::move(first)};
 }
 
 }  // namespace ddp::launchers::slurm

@@ -54,8 +54,13 @@ int MaxArraySize(const std::string& cluster);
 // submission of the last twenty minutes that the queue does not have: it may come yet.
 absl::StatusOr<std::map<std::string, std::string>> States(const std::vector<std::string>& ids);
 
+struct Cancellation {
+  std::vector<std::string> cancelled;  // ids, also of submissions without an answer
+  absl::Status status;                 // the first error of others
+};
+
 // Tries all of them, also after a failure. Unavailable for a submission that the queue does not
 // have.
-absl::Status Cancel(const std::vector<std::string>& ids);
+Cancellation Cancel(const std::vector<std::string>& ids);
 
 }  // namespace ddp::launchers::slurm

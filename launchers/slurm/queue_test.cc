@@ -181,7 +181,9 @@ else echo 7_0 R; echo 7_3 PD; fi)");
   EXPECT_EQ(*KnownIds({"5_1", task, single, lost, old}),
             StateMap({{"5_1", "5_1"}, {task, "7_3"}, {single, "12;west"}}));
   commands_.Write("scancel", "echo \"$@\" >>$HERE/all");
-  EXPECT_EQ(Cancel({task, single, lost}).code(), absl::StatusCode::kUnavailable);
+  const Cancellation end = Cancel({task, single, lost});
+  EXPECT_EQ(end.status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(end.cancelled, (std::vector<std::string>{"7_3", "12;west"}));
   EXPECT_EQ(commands_.Contents("all"), "7_3\n--clusters=west 12\n");
   commands_.Write("squeue", "echo down >&2; exit 1");
   EXPECT_FALSE(States({lost}).ok());
@@ -220,19 +222,27 @@ TEST_F(QueueTest, FailureIsNotAnEmptyQueue) {
 
 TEST_F(QueueTest, ACancelThatFailsStopsNoOthers) {
   commands_.Write("scancel", "echo \"$@\" >>$HERE/all; [[ $1 != *east ]]");
-  EXPECT_FALSE(Cancel({"1;west", "2;east"}).ok());
+  const Cancellation end = Cancel({"1;west", "2;east"});
+  EXPECT_FALSE(end.status.ok());
+  EXPECT_EQ(end.cancelled, std::vector<std::string>{"1;west"});
   EXPECT_EQ(commands_.Contents("all"), "--clusters=east 2\n--clusters=west 1\n");
+  // Its errors say which it could not cancel.
+  commands_.Write(
+      "scancel", "echo 'scancel: error: Kill job error on job id 17_1: Access denied' >&2; exit 1");
+  EXPECT_EQ(Cancel({"7_1", "17_1", "17_10"}).cancelled, (std::vector<std::string>{"17_10", "7_1"}));
 }
 
 TEST_F(QueueTest, Cancels) {
   commands_.Write("scancel", "echo \"$@\" >$HERE/args");
-  EXPECT_TRUE(Cancel({"7_1", "8"}).ok());
+  const Cancellation end = Cancel({"7_1", "8"});
+  EXPECT_TRUE(end.status.ok()) << end.status;
+  EXPECT_EQ(end.cancelled, (std::vector<std::string>{"7_1", "8"}));
   EXPECT_EQ(commands_.Contents("args"), "7_1 8\n");
   commands_.Write("scancel", "echo 'scancel: error: Kill job error on job id 7: No' >&2; exit 1");
-  EXPECT_EQ(Cancel({"7"}).message(), "scancel: Kill job error on job id 7: No");
+  EXPECT_EQ(Cancel({"7"}).status.message(), "scancel: Kill job error on job id 7: No");
   // The others are cancelled nevertheless.
   commands_.Write("scancel", "echo \"$@\" >>$HERE/all; [[ $1 != *west ]]");
-  EXPECT_FALSE(Cancel({"1;west", "2", "3;east"}).ok());
+  EXPECT_FALSE(Cancel({"1;west", "2", "3;east"}).status.ok());
   EXPECT_EQ(commands_.Contents("all"), "2\n--clusters=east 3\n--clusters=west 1\n");
 }
 

@@ -243,10 +243,14 @@ class SlurmLauncher : public Launcher {
   absl::Status Interrupt(const LaunchOptions& options,
                          const std::vector<std::string>& ids) override {
     const bool cancel = options.implementations.Get<SlurmOptions>(name()).on_interrupt == "cancel";
-    if (cancel) DDP_RETURN_IF_ERROR(slurm::Cancel(ids));
-    std::fprintf(stderr, "%s %s\n",
-                 cancel ? "cancelled:" : "left in the queue:", absl::StrJoin(ids, " ").c_str());
-    return absl::OkStatus();
+    const slurm::Cancellation end =
+        cancel ? slurm::Cancel(ids) : slurm::Cancellation{.cancelled = {}, .status = {}};
+    const std::vector<std::string>& said = cancel ? end.cancelled : ids;
+    if (!said.empty()) {
+      std::fprintf(stderr, "%s %s\n",
+                   cancel ? "cancelled:" : "left in the queue:", absl::StrJoin(said, " ").c_str());
+    }
+    return end.status;
   }
 
  private:
