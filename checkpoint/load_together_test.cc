@@ -93,9 +93,12 @@ TEST_F(LoadTogetherTest, Rank0ReadsForAll) {
 // Each chunk of a file is read by one rank, here of copies of it that differ.
 TEST_F(LoadTogetherTest, RanksReadAFileTogether) {
   State state;
-  const at::Tensor large = at::arange(5 << 20, at::kInt);  // 20 MiB: a chunk of each of three ranks
+  // 20 MiB, a chunk of each of three ranks; parts of one storage, as weights are with ZeRO.
+  const at::Tensor flat = at::arange(6 << 20, at::kInt);
+  const at::Tensor large = flat.narrow(0, 0, 5 << 20);
   const at::Tensor other = at::arange(100'000, at::kDouble);
   state.root.insert("large", large);
+  state.root.insert("next", flat.narrow(0, 5 << 20, 100'000));
   state.root.insert("transposed", other.view({100, 1000}).t());
   state.root.insert("inside", other.narrow(0, 10, 80'000));
   state.root.insert("twice", other);

@@ -614,6 +614,19 @@ TEST_F(CkptTest, ConvertsAPart) {
   }
 }
 
+// Also where the file has it in one storage with others.
+TEST_F(CkptTest, APartHasNoBytesOfOtherTensors) {
+  State state = SampleState(3);
+  const at::Tensor flat = at::arange(100'000, at::kFloat);
+  state.root.insert("flat", flat);
+  state.root.insert("view", flat.narrow(0, 70, 10));
+  const std::string a = Save(state, "a.pt");
+  ASSERT_TRUE(Convert({.from = a, .to = Path("b.pt"), .only = "view"}).ok());
+  EXPECT_LT(std::filesystem::file_size(Path("b.pt")), 4000u);
+  const State read = CreateFormat("pt").value()->Read(Path("b.pt")).value();
+  EXPECT_TRUE(at::equal(read.root.at("view").toTensor(), at::arange(70, 80, at::kFloat)));
+}
+
 TEST_F(CkptTest, WhatCannotBeConvertedLeavesNothing) {
   State state = SampleState(3);
   state.root.insert("wide", at::ones({2}, at::kComplexDouble));

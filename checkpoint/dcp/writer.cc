@@ -130,9 +130,7 @@ class Writer {
     if (pt::FindDtype(given.scalar_type()) == nullptr) {
       return Refuse(path, absl::StrCat("element type ", c10::toString(given.scalar_type())));
     }
-    at::Tensor tensor = given.detach().resolve_conj().resolve_neg().cpu().contiguous();
-    // An archive holds whole storages, and this one the tensor alone.
-    if (tensor.storage().nbytes() != tensor.nbytes()) tensor = tensor.clone();
+    const at::Tensor tensor = given.detach().resolve_conj().resolve_neg().cpu().contiguous();
     TensorInfo info{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec(), .chunks = {}};
     DDP_ASSIGN_OR_RETURN(Item item, Value(tensor, path));
     info.chunks.push_back(
@@ -152,14 +150,11 @@ class Writer {
     };
     DDP_RETURN_IF_ERROR(add("data.pkl", pickled->bytes));
     DDP_RETURN_IF_ERROR(add("byteorder", "little"));
-    for (size_t i = 0; i < pickled->storages.size(); ++i) {
-      const c10::Storage& storage = pickled->storages[i];
-      const at::Tensor data =
-          at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()))
-              .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1})
-              .cpu();
-      DDP_RETURN_IF_ERROR(zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(),
-                                  static_cast<uint64_t>(data.numel())));
+    for (size_t i = 0; i < pickled->records.size(); ++i) {
+      const pt::Record& record = pickled->records[i];
+      const at::Tensor data = pt::OnCpu(record);
+      DDP_RETURN_IF_ERROR(
+          zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(), record.size));
     }
     DDP_RETURN_IF_ERROR(add("version", "3\n"));
     DDP_RETURN_IF_ERROR(zip.Finish());

@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -30,12 +31,16 @@ namespace {
 
 constexpr const char* kNames[] = {"first", "second", "third"};
 
-// Tensors that each have a byte of their own, by which they are found in a file.
+// Tensors that each have a byte of their own, by which they are found in a file. They are parts of
+// one storage, as a model's are with ZeRO.
 State StateOf(int64_t bytes_each) {
   State state;
   c10::impl::GenericDict model = NewTree();
-  for (const char* name : kNames)
-    model.insert(name, at::full({bytes_each}, int{name[0]}, at::kByte));
+  const at::Tensor flat = at::empty({bytes_each * std::ssize(kNames)}, at::kByte);
+  for (int64_t i = 0; i < std::ssize(kNames); ++i) {
+    const at::Tensor tensor = flat.narrow(0, i * bytes_each, bytes_each);
+    model.insert(kNames[i], tensor.fill_(int{kNames[i][0]}));
+  }
   state.root.insert("epoch", int64_t{3});
   state.root.insert("model", model);
   return state;

@@ -1,10 +1,14 @@
 #include "checkpoint/pt/pickle_writer.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -17,12 +21,75 @@
 namespace ddp::checkpoint::pt {
 namespace {
 
+// Bytes [begin, end) of a storage.
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// From a tensor's first element to its last one.
+Range RangeOf(const at::Tensor& tensor) {
+  const auto width = static_cast<uint64_t>(tensor.element_size());
+  const uint64_t begin = static_cast<uint64_t>(tensor.storage_offset()) * width;
+  if (tensor.numel() == 0) return {begin, begin};
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return {begin, begin + static_cast<uint64_t>(last + 1) * width};
+}
+
+// What of each storage is a record: the ranges of the tensors in it, joined where they overlap, so
+// that a record is damaged, read and kept with no other tensors than those that share its bytes.
+class RecordPlan {
+ public:
+  struct Piece {
+    uint64_t end = 0;
+    std::optional<size_t> key = {};
+  };
+  using Pieces = std::map<uint64_t, Piece>;  // by begin; disjoint
+
+  void Add(const at::Tensor& tensor) {
+    Pieces& pieces = PiecesOf(tensor);
+    Range range = RangeOf(tensor);
+    auto next = pieces.upper_bound(range.begin);
+    if (next != pieces.begin()) {
+      const auto before = std::prev(next);
+      if (before->first == range.begin || range.begin < before->second.end) {
+        range = {before->first, std::max(range.end, before->second.end)};
+        next = pieces.erase(before);
+      }
+    }
+    while (next != pieces.end() && next->first < range.end) {
+      range.end = std::max(range.end, next->second.end);
+      next = pieces.erase(next);
+    }
+    pieces.emplace_hint(next, range.begin, Piece{range.end});
+  }
+
+  // The piece that a tensor is in, which has been added.
+  Pieces::iterator Find(const at::Tensor& tensor) {
+    return std::prev(PiecesOf(tensor).upper_bound(RangeOf(tensor).begin));
+  }
+
+ private:
+  // Tensors of another element type have records of their own: Python takes one type per key.
+  Pieces& PiecesOf(const at::Tensor& tensor) {
+    return pieces_[tensor.storage().unsafeGetStorageImpl()][tensor.scalar_type()];
+  }
+
+  std::unordered_map<const c10::StorageImpl*, std::unordered_map<c10::ScalarType, Pieces>> pieces_;
+};
+
 class Writer {
  public:
   explicit Writer(std::function<bool(const c10::Storage&)> comes_later)
       : comes_later_(std::move(comes_later)) {}
 
   absl::StatusOr<Pickled> Run(const c10::IValue& value) {
+    // Twice: what a tensor's record is depends on all other tensors.
+    plans_ = true;
+    DDP_RETURN_IF_ERROR(Value(value, "", 0));
+    plans_ = false;
+    pickled_.bytes.clear();
     Emit(Opcode::kProtocol);
     Byte(2);
     DDP_RETURN_IF_ERROR(Value(value, "", 0));
@@ -108,18 +175,25 @@ class Writer {
       return Refuse(path, "only dense tensors that have their values in memory can be written");
     }
     if (given._is_zerotensor()) return Refuse(path, "a tensor without memory, of zeros");
-    at::Tensor tensor = given.detach();
-    // A storage is counted in elements; bytes seen through another type may not come out even.
-    if (tensor.storage().nbytes() % tensor.element_size() != 0) tensor = tensor.clone();
+    const at::Tensor tensor = given.detach();
+    if (!comes_later && tensor.numel() > 0 && RangeOf(tensor).end > tensor.storage().nbytes()) {
+      return Refuse(path, "a tensor that reaches beyond its memory");
+    }
     const DtypeName* dtype = FindDtype(tensor.scalar_type());
     if (dtype == nullptr) {
       return Refuse(path, absl::StrCat("element type ", c10::toString(tensor.scalar_type())));
     }
+    if (plans_) {
+      plan_.Add(tensor);
+      return absl::OkStatus();
+    }
+    const auto piece = plan_.Find(tensor);
     const bool typed = !dtype->storage.empty();
     Global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     Emit(Opcode::kMark);
-    Storage(tensor, *dtype);
-    Int(tensor.storage_offset());
+    Storage(tensor, *dtype, piece->first, piece->second);
+    Int(tensor.storage_offset() -
+        static_cast<int64_t>(piece->first / static_cast<uint64_t>(tensor.element_size())));
     Ints(tensor.sizes());
     Ints(tensor.strides());
     Emit(Opcode::kNewFalse);
@@ -144,13 +218,14 @@ class Writer {
 
   // The persistent id ("storage", class, key, location, elements). The location is always "cpu": a
   // file written by a GPU job opens on a machine without one.
-  void Storage(const at::Tensor& tensor, const DtypeName& dtype) {
+  void Storage(const at::Tensor& tensor, const DtypeName& dtype, uint64_t begin,
+               RecordPlan::Piece& piece) {
     const bool typed = !dtype.storage.empty();
-    const c10::Storage& storage = tensor.storage();
-    // The key depends on the element type as well: Python takes one type per key.
-    auto [known, fresh] =
-        keys_[storage.unsafeGetStorageImpl()].try_emplace(dtype.dtype, pickled_.storages.size());
-    if (fresh) pickled_.storages.push_back(storage);
+    const uint64_t size = piece.end - begin;
+    if (!piece.key) {
+      piece.key = pickled_.records.size();
+      pickled_.records.push_back({tensor.storage(), begin, size});
+    }
     Emit(Opcode::kMark);
     Text("storage");
     if (typed) {
@@ -158,9 +233,9 @@ class Writer {
     } else {
       Global("torch.storage", "UntypedStorage");
     }
-    Text(absl::StrCat(known->second));
+    Text(absl::StrCat(*piece.key));
     Text("cpu");
-    Int(static_cast<int64_t>(storage.nbytes() / (typed ? tensor.element_size() : 1)));
+    Int(static_cast<int64_t>(size / (typed ? static_cast<uint64_t>(tensor.element_size()) : 1)));
     Emit(Opcode::kTuple);
     Emit(Opcode::kBinPersId);
   }
@@ -216,11 +291,20 @@ class Writer {
   }
 
   const std::function<bool(const c10::Storage&)> comes_later_;
+  RecordPlan plan_;
+  bool plans_ = false;
   Pickled pickled_;
-  std::unordered_map<const c10::StorageImpl*, std::unordered_map<c10::ScalarType, size_t>> keys_;
 };
 
 }  // namespace
+
+at::Tensor OnCpu(const Record& record) {
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(record.storage.device());
+  return at::empty({0}, bytes)
+      .set_(record.storage, static_cast<int64_t>(record.offset),
+            {static_cast<int64_t>(record.size)}, {1})
+      .to(at::kCPU);
+}
 
 absl::StatusOr<Pickled> WritePickle(const c10::IValue& value,
                                     const std::function<bool(const c10::Storage&)>& comes_later) {

@@ -6,9 +6,11 @@
 //   DDP_ASSIGN_OR_RETURN(Pickled pickled, WritePickle(state.root));
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -17,11 +19,22 @@
 
 namespace ddp::checkpoint::pt {
 
+// Bytes [offset, offset + size) of a storage.
+struct Record {
+  c10::Storage storage;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
 struct Pickled {
   std::string bytes;  // protocol 2
-  // The storages of all tensors, each once; storages[N] has key "N".
-  std::vector<c10::Storage> storages;
+  // What a file holds of storages; records[N] has key "N". Tensors of one element type that overlap
+  // in memory share a record. A part of a storage in which no tensor is, is in none.
+  std::vector<Record> records;
 };
+
+// The bytes of a record, without a copy if they are on the CPU.
+at::Tensor OnCpu(const Record& record);
 
 // InvalidArgument, with the path, for values that cannot be represented: sparse or quantised
 // tensors, dict keys of other types, strings that are not UTF-8. Does not copy tensor data.

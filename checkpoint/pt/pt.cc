@@ -32,14 +32,6 @@ constexpr absl::string_view kPickle = "/data.pkl";
 // Storages of fewer bytes are read even where the caller would do it.
 constexpr uint64_t kLeastUnread = 64 << 10;
 
-// The bytes of a storage, on the CPU.
-at::Tensor OnCpu(const c10::Storage& storage) {
-  const auto bytes = at::TensorOptions().dtype(at::kByte).device(storage.device());
-  return at::empty({0}, bytes)
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1})
-      .to(at::kCPU);
-}
-
 // Reads one archive. Tensors that share a storage share it after reading, too.
 class Archive {
  public:
@@ -254,15 +246,18 @@ class PtFormat : public Format {
     };
     DDP_RETURN_IF_ERROR(add(kPickle, pickled.bytes));
     DDP_RETURN_IF_ERROR(add("/byteorder", "little"));
-    for (size_t i = 0; i < pickled.storages.size(); ++i) {
-      c10::Storage storage = pickled.storages[i];
-      if (comes_later(storage)) {
-        DDP_ASSIGN_OR_RETURN(const at::Tensor values, source->Get(storage));
-        storage = values.storage();
+    for (size_t i = 0; i < pickled.records.size(); ++i) {
+      Record record = pickled.records[i];
+      if (comes_later(record.storage)) {
+        DDP_ASSIGN_OR_RETURN(const at::Tensor values, source->Get(record.storage));
+        record.storage = values.storage();
+        if (record.storage.nbytes() < record.offset + record.size) {
+          return absl::InternalError(absl::StrCat("record ", i, " has fewer values than its size"));
+        }
       }
-      const at::Tensor data = OnCpu(storage);
-      DDP_RETURN_IF_ERROR(zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(),
-                                  static_cast<uint64_t>(data.numel())));
+      const at::Tensor data = OnCpu(record);
+      DDP_RETURN_IF_ERROR(
+          zip.Add(absl::StrCat("archive/data/", i), data.const_data_ptr(), record.size));
     }
     DDP_RETURN_IF_ERROR(add("/version", "3\n"));
     DDP_RETURN_IF_ERROR(zip.Finish());

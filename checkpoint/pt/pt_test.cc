@@ -58,6 +58,63 @@ TEST(PtTest, TheBytesOnDiskStayAsTheyAre) {
   EXPECT_EQ(Difference(Golden().root, read->root), "");
 }
 
+State StateOf(const std::vector<at::Tensor>& tensors) {
+  State state;
+  for (size_t i = 0; i < tensors.size(); ++i) state.root.insert(absl::StrCat(i), tensors[i]);
+  return state;
+}
+
+// Of a storage, no more is written than its tensors have, each for itself.
+TEST(PtTest, PartsOfOneStorageAreWrittenAsTensorsOfTheirOwn) {
+  const auto format = CreateFormat("pt").value();
+  const at::Tensor flat = at::arange(1000, at::kFloat);
+  const std::vector<at::Tensor> parts = {
+      flat.narrow(0, 300, 100),                            // touches the next one
+      flat.as_strided({2, 3, 2, 4}, {24, 1, 12, 3}, 400),  // channels-last
+      flat.narrow(0, 448, 0),
+      flat.narrow(0, 20, 6).view({2, 3}).t(),
+  };
+  std::vector<at::Tensor> own;
+  for (const at::Tensor& part : parts) {
+    own.push_back(at::empty_strided(part.sizes(), part.strides(), at::kFloat).copy_(part));
+  }
+  const std::string written = Path("parts"), expected = Path("own");
+  ASSERT_TRUE(format->Write(StateOf(parts), written).ok());
+  ASSERT_TRUE(format->Write(StateOf(own), expected).ok());
+  EXPECT_TRUE(ReadFile(written).value() == ReadFile(expected).value());
+  EXPECT_EQ(Difference(StateOf(parts).root, format->Read(written).value().root), "");
+}
+
+// Also in a storage that has other tensors, as tied weights are with ZeRO.
+TEST(PtTest, TensorsThatOverlapShareARecord) {
+  const auto format = CreateFormat("pt").value();
+  const at::Tensor flat = at::arange(1000, at::kFloat);
+  const at::Tensor middle = flat.narrow(0, 300, 100);
+  const State state = StateOf({
+      flat.narrow(0, 200, 60), middle, middle.view({10, 10}),
+      flat.narrow(0, 250, 20),      // overlaps the first one
+      flat.narrow(0, 230, 10),      // lies in it
+      flat.narrow(0, 700, 50),      // overlaps nothing
+      flat.slice(0, 800, 1000, 2),  // these two do not,
+      flat.slice(0, 801, 1000, 2),  // but each reaches over the other
+  });
+  const std::string path = Path("overlapping");
+  ASSERT_TRUE(format->Write(state, path).ok());
+  const ZipReader zip = ZipReader::Open(path).value();
+  const std::vector<uint64_t> elements = {70, 100, 50, 200};
+  for (size_t i = 0; i < elements.size(); ++i) {
+    EXPECT_EQ(zip.Size(absl::StrCat("archive/data/", i)).value(), 4 * elements[i]) << i;
+  }
+  EXPECT_FALSE(zip.Has("archive/data/4"));
+  const State read = format->Read(path).value();
+  EXPECT_EQ(Difference(state.root, read.root), "");
+  const auto tensor = [&](const char* name) { return read.root.at(name).toTensor(); };
+  EXPECT_TRUE(tensor("1").is_alias_of(tensor("2")));
+  EXPECT_TRUE(tensor("0").is_alias_of(tensor("3")) && tensor("0").is_alias_of(tensor("4")));
+  EXPECT_TRUE(tensor("6").is_alias_of(tensor("7")));
+  EXPECT_FALSE(tensor("0").is_alias_of(tensor("1")));
+}
+
 // Two tensors of 16 MiB.
 constexpr int64_t kElements = int64_t{4} << 20;
 State Large() {
