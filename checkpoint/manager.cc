@@ -312,6 +312,7 @@ struct Manager::Attempt {
   std::string path;
   std::string temporary = {};  // to be removed
   std::string notes = {};      // likewise
+  std::string old_notes = {};  // likewise
   State state = {};            // on ranks that write
   std::optional<DirectoryLock> lock = {};
 };
@@ -341,7 +342,7 @@ absl::StatusOr<std::string> Manager::Save(const std::string& name, State state,
     if (!is_main()) return;
     // Save returns the first error. A remainder is hidden, and goes after the next save or at the
     // next start.
-    for (const std::string& path : {attempt.temporary, attempt.notes}) {
+    for (const std::string& path : {attempt.old_notes, attempt.notes, attempt.temporary}) {
       if (!path.empty() && !RemoveTree(path, options_.files).ok()) leftovers_.push_back(path);
     }
   };
@@ -506,7 +507,8 @@ absl::Status Manager::CheckStructure(const Outcomes& begun) {
 }
 
 // On rank 0. The order of the calls makes it safe against loss of power: whatever gets a name is
-// durable before, and what is replaced is deleted only when its replacement is durable.
+// durable before, and what is replaced is deleted only when its replacement is durable. Notes may
+// be lost, but never say of one checkpoint what is true of another of this name.
 absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, double>& metrics) {
   FileSystem* const files = options_.files;
   const char* const temporary = attempt.temporary.c_str();
@@ -536,6 +538,21 @@ absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, doub
         absl::StrCat(attempt.path, " is a folder, and a checkpoint of format ", format_->name(),
                      " is a file: rename the folder, or save by another name"));
   }
+  const std::string notes_path = folder_.NotesPathOf(attempt.file);
+  const bool has_notes =
+      std::filesystem::exists(std::filesystem::symlink_status(notes_path, ignored));
+  absl::Cleanup put_back = [&] {
+    const std::string old_notes = std::exchange(attempt.old_notes, "");
+    if (!old_notes.empty()) (void)files->Rename(old_notes.c_str(), notes_path.c_str());
+  };
+  if (has_notes) {
+    const std::string hidden = TemporaryName(notes_path);
+    if (files->Rename(notes_path.c_str(), hidden.c_str()) != 0) {
+      return FileError(errno, absl::StrCat("renaming ", notes_path, " to"), hidden);
+    }
+    attempt.old_notes = hidden;
+    DDP_RETURN_IF_ERROR(SyncDirectory(options_.directory, files));
+  }
   const bool exchanges = is_folder && std::filesystem::exists(there);
   if (exchanges) {
     // rename(2) replaces empty folders only.
@@ -551,13 +568,14 @@ absl::Status Manager::Publish(Attempt& attempt, const std::map<std::string, doub
   } else if (files->Rename(temporary, path) != 0) {
     return FileError(errno, absl::StrCat("renaming ", attempt.temporary, " to"), attempt.path);
   }
+  std::move(put_back).Cancel();
   // From here on the temporary is the replaced folder. It is what a power failure may bring back.
   std::string replaced = exchanges ? attempt.temporary : "";
   attempt.temporary.clear();
   absl::Cleanup keep = [&] {
     if (!replaced.empty()) leftovers_.push_back(std::move(replaced));
   };
-  const std::string notes_path = folder_.NotesPathOf(attempt.file);
+  if (has_notes) DDP_RETURN_IF_ERROR(SyncDirectory(options_.directory, files));
   if (files->Rename(attempt.notes.c_str(), notes_path.c_str()) != 0) {
     return FileError(errno, absl::StrCat("renaming ", attempt.notes, " to"), notes_path);
   }

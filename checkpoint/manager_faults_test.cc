@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <system_error>
@@ -256,7 +257,8 @@ class ManagerFaultsTest : public testing::Test {
     return counted.calls();
   }
 
-  // The value of the newest, which is right in each bit; also of each other that is visible.
+  // The value of the newest, which is right in each bit; also of each other that is visible. Notes
+  // are those of their checkpoint, or lost.
   int64_t NewestValue(const Scenario& scenario) const {
     const Folder folder = Manager::FolderAt(directory_);
     int64_t newest = 0;
@@ -270,6 +272,10 @@ class ManagerFaultsTest : public testing::Test {
       EXPECT_TRUE(newest == *named.name.epochs ||
                   (newest == 4 && named.file.find(scenario.name) == 0))
           << named.file;
+      const std::optional<Notes> notes = folder.NotesOf(named.file);
+      if (notes) {
+        EXPECT_EQ(notes->metrics.at("value"), static_cast<double>(newest)) << named.file;
+      }
     }
     const SingleRank alone;
     const auto loaded =
@@ -399,6 +405,11 @@ TEST_F(ManagerFaultsTest, EachCallFails) {
           const absl::Status status = Save(scenario, scenario.name, 4, &files, "continue");
           const int64_t value = NewestValue(scenario);
           EXPECT_TRUE(value == 4 || (value == 3 && !status.ok())) << value << " " << status;
+          if (value == 3 && !for_good) {
+            // The best is as before, too.
+            const std::string old = absl::StrCat("epoch_3.", scenario.format);
+            EXPECT_TRUE(Manager::FolderAt(directory_).NotesOf(old).has_value());
+          }
           if (!status.ok()) {
             EXPECT_TRUE(absl::StrContains(status.message(), directory_)) << status;
             EXPECT_TRUE(scenario.ranks == 1 || absl::StartsWith(status.message(), "rank "))
@@ -455,14 +466,16 @@ TEST_F(ManagerFaultsTest, TheNextSaveOfTheSameRun) {
                         alone)
             .value();
     failing = files.calls() + first;
-    const absl::Status status = manager->Save("epoch_4", StateOf(4, false, 0, 1)).status();
+    const absl::Status status =
+        manager->Save("epoch_4", StateOf(4, false, 0, 1), {.metrics = {{"value", 4}}}).status();
     if (files.calls() < failing) {
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_GT(first, 10);  // each call of the save has failed
       return;
     }
     EXPECT_TRUE(manager->GoesOnAfter(status)) << status;
-    EXPECT_TRUE(manager->Save("epoch_5", StateOf(5, false, 0, 1)).ok());
+    EXPECT_TRUE(
+        manager->Save("epoch_5", StateOf(5, false, 0, 1), {.metrics = {{"value", 5}}}).ok());
     const std::vector<std::string> names = ListDirectory(directory_).value();
     for (const std::string& name : names) {
       EXPECT_FALSE(IsTemporaryName(name)) << name;

@@ -253,13 +253,17 @@ TEST_F(ManagerRanksTest, EachFaultOfEachRankIsEverybodys) {
     // Files, the folder's entries, then its name are durable; then the old one goes.
     const std::vector<std::string> file = {"open", "write", "fsync", "close"};
     const std::vector<std::string> expected = {
-        "mkdir",                                 // the temporary
-        "open",     "write",  "fsync", "close",  // rank 0's file
-        "open",     "fsync",  "close",           // the temporary
-        "open",     "write",  "fsync", "close",  // notes
-        "exchange", "rename",                    // the checkpoint, and its notes
-        "open",     "fsync",  "close",           // the folder
-        "unlink",   "rmdir"};                    // the old one
+        "mkdir",                                // the temporary
+        "open",     "write", "fsync", "close",  // rank 0's file
+        "open",     "fsync", "close",           // the temporary
+        "open",     "write", "fsync", "close",  // notes
+        "rename",                               // the old notes go
+        "open",     "fsync", "close",           // the folder
+        "exchange",                             // the checkpoint
+        "open",     "fsync", "close",           // the folder
+        "rename",                               // the notes
+        "open",     "fsync", "close",           // the folder
+        "unlink",   "rmdir"};                   // the old ones
     EXPECT_EQ(order, bad == 0 ? expected : file);
     const ptrdiff_t published = index("exchange");
     EXPECT_EQ(published < static_cast<ptrdiff_t>(calls.size()), bad == 0);

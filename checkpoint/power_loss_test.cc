@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -111,6 +112,10 @@ class PowerLossTest : public testing::TestWithParam<Scenario> {
       if (!is_named) return absl::StrCat(named.file, " has the value ", value);
       const std::string difference = Difference(StateOf(value, false, 0, 1).root, state->root);
       if (!difference.empty()) return difference;
+      const std::optional<Notes> notes = folder.NotesOf(named.file);
+      if (notes && notes->metrics.at("value") != static_cast<double>(value)) {
+        return absl::StrCat(named.file, " has the notes of another");
+      }
     }
     const auto newest = (*manager)->LoadNewest();
     if (!newest.ok()) return newest.status().ToString();
