@@ -9,8 +9,8 @@ fsync. Before each load the files are dropped from the page cache, which the
 kernel does where it can: the row `dd` shows what a plain read takes then. Times
 are medians over rounds, of the slowest rank; memory is what the fullest rank's
 resident size grew by; bytes read are what the ranks got from read and pread, over
-the size of the checkpoint. With --check the exit status is 1 if a ratio misses
-its goal. Each measurement is printed when it is made; SIGINT ends the benchmark
+the size of the checkpoint. With --check the exit status is 1 if a ratio or memory
+misses its goal. Each measurement is printed when it is made; SIGINT ends the benchmark
 with the medians of those that there are.
 """
 
@@ -31,6 +31,7 @@ import runfiles
 MIB = 1024.0 * 1024.0
 RANKS = 2
 OTHER_RANKS = 4  # another world, that saved what RANKS load, or that loads what they saved
+MEMORY_GOAL = 64.0  # MiB that a save takes of a rank
 
 
 def run(command, environment=None):
@@ -246,6 +247,37 @@ def ratios_of(results):
     return found
 
 
+def memory_of(results):
+    """(name, MiB of the fullest rank, goal), of what has been measured."""
+    found = []
+
+    def memory(name, rows, key="peak_bytes", more_key=None):
+        if rows:
+            more = rows[0][more_key] / MIB if more_key else 0
+            found.append((name, median(rows, key) / MIB, MEMORY_GOAL + more))
+
+    save = lambda name: results.rows.get(name, {"save": []})["save"]
+    memory("memory, save, sharded", save("ours, sharded"))
+    memory("memory, save, pt: the largest tensor more", save("ours, pt"), "peak_bytes",
+           "largest_tensor_bytes")  # fmt: skip
+    memory("memory, asynchronous save, beside the copy", results.asynchronous,
+           "beside_copy_bytes")  # fmt: skip
+    return found
+
+
+def print_goals(what, rows, digits):
+    """Prints (name, value, goal or None); returns how many goals were missed."""
+    print("\n%-50s %8s %8s" % ("", what, "goal"))
+    missed = 0
+    for name, value, goal in rows:
+        shown = "%-50s %8.*f" % (name, digits, value)
+        if goal is not None:
+            shown += " %8.2f%s" % (goal, "  missed" if value > goal else "")
+            missed += value > goal
+        print(shown)
+    return missed
+
+
 def report(options, results):
     """Prints the tables; returns how many goals were missed."""
     print("\n%22s %10s %10s %14s %14s" % ("", "save, s", "load, s", "save, +MiB", "load, +MiB"))
@@ -264,14 +296,8 @@ def report(options, results):
             "ours, asynchronous", seconds(results.asynchronous), "",
             median(results.asynchronous, "stall_seconds")))  # fmt: skip
 
-    print("\n%-50s %8s %8s" % ("", "ratio", "goal"))
-    missed = 0
-    for name, ratio, goal in ratios_of(results):
-        if goal is None:
-            print("%-50s %8.3f" % (name, ratio))
-            continue
-        missed += ratio > goal
-        print("%-50s %8.3f %8.2f%s" % (name, ratio, goal, "  missed" if ratio > goal else ""))
+    missed = print_goals("ratio", ratios_of(results), 3)
+    missed += print_goals("MiB", memory_of(results), 1)
     print(json.dumps({"benchmark": "checkpoint", "mib": options.mib, "rows": results.rows,
                       "more": results.more, "async": results.asynchronous}), flush=True)  # fmt: skip
     return missed

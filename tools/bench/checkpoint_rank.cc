@@ -171,7 +171,8 @@ class Benchmark {
   }
 
   // Prints how long a run stands still for a save, how long the save takes if the run has steps for
-  // kStepsDuringWrite and then waits, and a step without and with one, each of the slowest rank.
+  // kStepsDuringWrite and then waits, and a step without and with one, each of the slowest rank;
+  // and what memory it takes beside the copy.
   absl::Status SaveAsync(checkpoint::Manager& manager, const State& state) {
     const at::Tensor a = at::rand({512, 512});
     const auto step_ms = [&] {
@@ -179,6 +180,9 @@ class Benchmark {
       for (int i = 0; i < 20; ++i) at::mm(a, a);
       return absl::ToDoubleMilliseconds(absl::Now() - begin);
     };
+    step_ms();  // takes its own memory
+    TakePeak();
+    const int64_t resident = Proc("status", "VmRSS") * 1024;
     checkpoint::Staging staging;
     // As in a run's later saves: the memory of the copy is there.
     DDP_ASSIGN_OR_RETURN(const State first, manager.WhatThisRankWrites(state, {}));
@@ -207,6 +211,7 @@ class Benchmark {
     row["seconds"] = absl::ToDoubleSeconds(absl::Now() - begin);
     row["step_ms"] = Median(alone);
     row["step_ms_during"] = Median(during);
+    row["beside_copy_bytes"] = TakePeak() - resident - static_cast<int64_t>(staging.bytes());
     DDP_RETURN_IF_ERROR(session_.Agree(saved));
     return Print(row);
   }
@@ -295,6 +300,7 @@ class Benchmark {
         }
       }
     }
+    total["largest_tensor_bytes"] = kElements * static_cast<int64_t>(sizeof(float));
     total["disk_bytes"] = checkpoint::BytesOnDisk(options_.dir);
     std::printf("%s\n", total.dump().c_str());
     std::fflush(stdout);
