@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/ivalue_inl.h>
+#include <limits.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -27,6 +28,13 @@ namespace ddp::checkpoint::safetensors {
 namespace {
 
 using nlohmann::json;
+
+// Whether an index may name this file: not out of its folder, nor what the system would cut or
+// refuse.
+bool IsFileName(absl::string_view name) {
+  return absl::EndsWith(name, ".safetensors") && name.size() <= NAME_MAX &&
+         name.find_first_of(absl::string_view("/\0", 2)) == absl::string_view::npos;
+}
 
 // Also of what an error keeps from being seen: opening it reports the error, which is no damage.
 bool Exists(const std::string& path) {
@@ -218,9 +226,7 @@ absl::Status CheckpointFolder::OpenIndexed() {
   }
   std::set<std::string> files;
   for (const auto& [name, file] : index->at("weight_map").items()) {
-    // Not out of this folder.
-    if (!file.is_string() || absl::StrContains(file.get_ref<const std::string&>(), '/') ||
-        !absl::EndsWith(file.get_ref<const std::string&>(), ".safetensors")) {
+    if (!file.is_string() || !IsFileName(file.get_ref<const std::string&>())) {
       return damaged(absl::StrCat("names no file of this folder for '", Printable(name), "'"));
     }
     files.insert(file.get<std::string>());

@@ -390,6 +390,8 @@ TEST_F(SafetensorsTest, ModelsInSeveralFiles) {
   refused(absl::StrCat(R"({"a":")", Path("elsewhere/x.safetensors"), R"("})"), "names no file");
   refused(R"({"a":"training.bin"})", "names no file");
   refused(R"({"a":1})", "names no file");
+  refused(R"({"a":"model-00001-of-00002.safetensors\u0000.safetensors"})", "names no file");
+  refused(absl::StrCat(R"({"a":")", std::string(300, 'a'), R"(.safetensors"})"), "names no file");
   refused(R"({"a":"model-00003-of-00003.safetensors"})", "lacks its file model-00003");
   refused(R"({"a":"model-00002-of-00002.safetensors"})", "which lacks it");
   refused(R"({"c":"model-00002-of-00002.safetensors"})", "names tensor 'c'");
