@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "checkpoint/manager.h"
 #include "ddp/data/concat.h"
+#include "ddp/data/example_dataset.h"
 #include "ddp/data/random_tensors.h"
 #include "ddp/data/stream.h"
 #include "ddp/trainer/accelerator.h"
@@ -312,6 +313,25 @@ class Careless : public Halves {
  private:
   const int64_t first_;
 };
+
+class Ragged : public data::ExampleDatasetOf<at::Tensor> {
+ public:
+  int64_t size() const override { return 64; }
+  at::Tensor Get(int64_t index) const override { return at::ones({index == 40 ? 3 : 2}); }
+};
+
+TEST(DataRefusalTest, OfExamplesOfSeveralShapes) {
+  RunRanks(2, [&](const session::Session& session) {
+    auto line = std::make_shared<Line>();
+    const Task task = TaskOf<at::Tensor>("line", line, [line](at::Tensor& batch, const auto&) {
+      return StepOutput{.loss = Mean(line->forward(batch).pow(2).mean(), batch.size(0))};
+    });
+    const absl::Status status = Train(session, task, Ragged(), Ragged(), Quiet()).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "[3] in example 40") ||
+                absl::StrContains(status.message(), "has shape [3] in example 40"))
+        << status;
+  });
+}
 
 TEST(DataRefusalTest, OfADataSetThatDrawsFromTorchsGenerator) {
   RunRanks(2, [&](const session::Session& session) {

@@ -1,6 +1,7 @@
 #include "ddp/trainer/evaluate.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "ddp/collective_status.h"
@@ -24,6 +26,21 @@ namespace {
 // Names of the trainer's, among those of the metrics. The second counts examples, and ranks that
 // give up; the third is the number of classes of the outputs.
 constexpr char kLoss[] = "loss", kExamples[] = "", kClasses[] = " ";
+
+// What the trainer itself, and its monitors, record of training steps as "train/NAME".
+constexpr absl::string_view kOfTraining[] = {kLoss,
+                                             "lr",
+                                             "gradient_norm",
+                                             "loss_scale",
+                                             "comm_bytes",
+                                             "gather_bytes",
+                                             "examples_per_second",
+                                             "data_wait",
+                                             "pss_mib",
+                                             "pss_mib_max",
+                                             "device_mib",
+                                             "device_mib_max",
+                                             "device_peak_mib"};
 
 // The metrics of a task in one evaluation, on one rank.
 class TaskMetrics {
@@ -138,6 +155,27 @@ std::map<std::string, double> Metrics(const Evaluation& evaluation, absl::string
   return metrics;
 }
 
+absl::Status CheckMetricNames(const Task& task, const std::map<std::string, SumAndCount>& metrics,
+                              std::optional<size_t> phase) {
+  for (const auto& [name, metric] : metrics) {
+    absl::string_view own = name;
+    // The names of the other phases' values end with those of the phases.
+    for (size_t i = 1; phase == 0 && i < task.phases.size(); ++i) {
+      if (absl::ConsumeSuffix(&own, absl::StrCat(".", task.phases[i].name))) break;
+    }
+    const bool is_blank = name.find_first_not_of(' ') == std::string::npos;
+    const bool is_own = phase ? std::find(std::begin(kOfTraining), std::end(kOfTraining), own) !=
+                                    std::end(kOfTraining)
+                              : own == kLoss;
+    if (!is_blank && !is_own) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "task '", task.name, "': its ", phase ? "training" : "evaluation", " step gives a metric '",
+        name, "', which is ", is_own ? "the name of a value of the trainer's own" : "no name",
+        ": give it another"));
+  }
+  return absl::OkStatus();
+}
+
 std::string Describe(const Evaluation& evaluation) {
   std::string text;
   for (const auto& [name, value] : evaluation.metrics) {
@@ -239,13 +277,11 @@ absl::StatusOr<Evaluation> Evaluate(const session::Session& session, const Task&
       if (!batch) break;
       batch->To(context.device);
       StepOutput output = task.eval_step(*batch, context);
-      if (!output.loss.defined() || output.metrics.contains(kLoss) ||
-          output.metrics.contains(kExamples) || output.metrics.contains(kClasses)) {
+      if (!output.loss.defined()) {
         return absl::InvalidArgumentError(
-            absl::StrCat("task '", task.name,
-                         "': its evaluation step has given no loss, or a metric that is named "
-                         "'loss', or has no name"));
+            absl::StrCat("task '", task.name, "': its evaluation step has given no loss"));
       }
+      DDP_RETURN_IF_ERROR(CheckMetricNames(task, output.metrics));
       totals[kLoss].Add(output.loss);
       totals[kExamples].sum += static_cast<double>(batch->indices().size());
       for (const auto& [name, metric] : output.metrics) totals[name].Add(metric);

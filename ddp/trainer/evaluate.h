@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <typeinfo>
@@ -42,6 +43,12 @@ inline constexpr char kValidation[] = "val/";
 // Its values by their names there: "test/accuracy", "test/loss".
 std::map<std::string, double> Metrics(const Evaluation& evaluation,
                                       absl::string_view prefix = kTest);
+
+// InvalidArgument if a step of `task`, whose steps are those of InSteps, gives a metric whose name
+// is empty or blank, or that of a value which the trainer has of its own. `phase`: of a training
+// step; nullopt: of an evaluation.
+absl::Status CheckMetricNames(const Task& task, const std::map<std::string, SumAndCount>& metrics,
+                              std::optional<size_t> phase = std::nullopt);
 
 // "accuracy 0.9123 loss 0.2456": the metrics by name, and the loss.
 std::string Describe(const Evaluation& evaluation);

@@ -142,6 +142,13 @@ TEST(MetricsTest, WhatDoesNotFitIsSaid) {
   task.metrics = nullptr;
   EXPECT_TRUE(StrContains(error(task), "updates a metric 'margin', but Task::metrics has none"))
       << error(task);
+  task.eval_step = [](auto&, const auto&) { return StepOutput{}; };
+  EXPECT_TRUE(absl::EndsWith(error(task), "evaluation step has given no loss")) << error(task);
+  task.eval_step = [](auto&, const auto&) {
+    const SumAndCount one = Mean(at::ones({}), 1);
+    return StepOutput{.loss = one, .metrics = {{"loss", one}}};
+  };
+  EXPECT_TRUE(StrContains(error(task), "step gives a metric 'loss', which")) << error(task);
 }
 
 // Before an epoch, after which nothing would be saved.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -474,9 +475,7 @@ TEST(StepsTest, WhatAStepMayNotGiveIsAnErrorOfAllRanks) {
     RunRanks(2, [&, what = what, step = step](const session::Session& session) {
       Task task = WordTask(at::kFloat, true);
       task.counts_examples = step.second;
-      if (session.rank() == 1) task.train_step = TaskOf<Sentences>("", net, step.first).train_step;
-      if (step.second && session.rank() == 0) {
-        task.train_step = SentenceTask(at::kFloat, true).train_step;
+      if (session.rank() == 1 || step.second) {
         task.train_step = TaskOf<Sentences>("", net, step.first).train_step;
       }
       const Text data(64, at::kFloat);
@@ -484,6 +483,43 @@ TEST(StepsTest, WhatAStepMayNotGiveIsAnErrorOfAllRanks) {
       EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
       EXPECT_TRUE(absl::StrContains(status.message(), "words")) << status;
     });
+  }
+}
+
+// The names are those in the log of a run that records what it can.
+TEST(StepsTest, AMetricMayNotHaveANameOfTheTrainersOwn) {
+  TrainerOptions options = Quiet();
+  options.max_steps = options.zero.stage = 1;
+  options.precision = "fp16";
+  options.monitor = {.gradient_norm = true, .throughput = true, .memory = true};
+  options.log.dir = testing::TempDir() + "/names";
+  std::filesystem::remove_all(options.log.dir);
+  const Text data(64, at::kFloat);
+  RunRanks(2, [&](const session::Session& session) {
+    ASSERT_TRUE(Train(session, SentenceTask(at::kFloat, true), data, data, options).ok());
+  });
+  std::set<std::string> names = {" ", "loss.out"};
+  std::ifstream lines(options.log.dir + "/metrics.jsonl");
+  for (std::string part; std::getline(lines, part, '"');) {
+    if (absl::StartsWith(part, "train/")) names.insert(part.substr(6));
+  }
+  EXPECT_GE(names.size(), 12);
+  for (const std::string& name : names) {
+    int calls = 0;
+    RunRanks(1, [&](const session::Session& session) {
+      Task task = WordTask(at::kFloat, true);
+      const auto step = [&, sound = std::exchange(task.train_step, nullptr)](
+                            auto& batch, const StepContext& context) {
+        ++calls;
+        StepOutput output = sound(batch, context);
+        output.metrics[name] = output.loss;
+        return output;
+      };
+      task.phases = {{"in", "in.*", step}, {"out", "out.*", step}};
+      const absl::Status status = Train(session, task, data, data, Quiet()).status();
+      EXPECT_TRUE(absl::StrContains(status.message(), "training step gives a metric '" + name));
+    });
+    EXPECT_EQ(calls, 1) << name;
   }
 }
 
@@ -616,25 +652,6 @@ TEST(StepsTest, TwoInputsAndSeveralForwards) {
       EXPECT_EQ(predictions.target.size(0), 300);
     });
   }
-}
-
-class Ragged : public data::ExampleDatasetOf<at::Tensor> {
- public:
-  int64_t size() const override { return 64; }
-  at::Tensor Get(int64_t index) const override { return at::ones({index == 40 ? 3 : 2}); }
-};
-
-TEST(StepsTest, RaggedExamplesAreAnErrorThatNamesThem) {
-  RunRanks(2, [&](const session::Session& session) {
-    auto line = std::make_shared<Line>();
-    const Task task = TaskOf<at::Tensor>("line", line, [line](at::Tensor& batch, const auto&) {
-      return StepOutput{.loss = Mean(line->forward(batch).pow(2).mean(), batch.size(0))};
-    });
-    const absl::Status status = Train(session, task, Ragged(), Ragged(), Quiet()).status();
-    EXPECT_TRUE(absl::StrContains(status.message(), "[3] in example 40") ||
-                absl::StrContains(status.message(), "has shape [3] in example 40"))
-        << status;
-  });
 }
 
 // A toy of a GAN.

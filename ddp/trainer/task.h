@@ -126,7 +126,8 @@ struct StepOutput {
   // Its sum requires a gradient in training, also where the count is 0: the gradient of the step is
   // that of (sum of the sums) / (sum of the counts), over the batches and ranks of the step.
   SumAndCount loss;
-  // Further values by name, in logs "train/NAME" and "test/NAME"; without gradients.
+  // Further values by name, in logs "train/NAME" and "test/NAME"; without gradients. Names of
+  // values that the trainer records itself, such as "loss" or "lr", are an error of the first step.
   std::map<std::string, SumAndCount> metrics = {};
   // It is any tree with one row or element per example, in evaluation
   // (ddp/gather/gather_for_metrics.h). Optional. With Outputs, TrainerOptions::predictions writes

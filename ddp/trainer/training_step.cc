@@ -98,7 +98,7 @@ absl::StatusOr<bool> TrainingStep::ForwardBackward(size_t phase, data::AnyLoader
     const StepOutput output = FailTogether(*run_.task.module, [&] {
       return run_.phases[phase].phase->train_step(batches_[i], context);
     });
-    DDP_RETURN_IF_ERROR(CheckLoss(output.loss, batches_[i]));
+    DDP_RETURN_IF_ERROR(CheckOutput(phase, output, batches_[i]));
     parallel.PostForward({output.loss.value()});
     Add(phase, output);
     ExpectCount(phase, output.loss.count() * static_cast<double>(batches));
@@ -345,7 +345,9 @@ void TrainingStep::Shadow(const JoinOperation& operation) {
   if (!shadow_status_.ok()) throw std::runtime_error(std::string(shadow_status_.message()));
 }
 
-absl::Status TrainingStep::CheckLoss(const SumAndCount& loss, const data::AnyBatch& batch) const {
+absl::Status TrainingStep::CheckOutput(size_t phase, const StepOutput& output,
+                                       const data::AnyBatch& batch) const {
+  const SumAndCount& loss = output.loss;
   const auto refuse = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("task '", run_.task.name, "': ", what...));
   };
@@ -369,7 +371,7 @@ absl::Status TrainingStep::CheckLoss(const SumAndCount& loss, const data::AnyBat
     return refuse("the loss of its training step counts ", loss.count(), " for a batch of ",
                   examples, " examples, but the task has counts_examples; leave that out");
   }
-  return absl::OkStatus();
+  return CheckMetricNames(run_.task, output.metrics, phase);
 }
 
 // What the losses' sums are divided by before backward. Sums of integers stay exact in the

@@ -109,7 +109,8 @@ class TrainingStep final : public Joinable {
   absl::Status UpdatePhase(size_t phase, Record& record);
   absl::Status Watch(size_t phase);
   absl::Status Finish(Record record);
-  absl::Status CheckLoss(const SumAndCount& loss, const data::AnyBatch& batch) const;
+  absl::Status CheckOutput(size_t phase, const StepOutput& output,
+                           const data::AnyBatch& batch) const;
   double Divisor(size_t phase) const;
   void ExpectCount(size_t phase, double count);
   void BeginToCount(size_t phase);
