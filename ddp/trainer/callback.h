@@ -80,9 +80,9 @@ class CallbackContext {
   void Print(absl::string_view line) const { print_(line); }
 
   // Asks for the end of the run, which then saves, and can be resumed: RunEnd::why is `why` then.
-  // One rank is enough. All stop after the same step: this one or the next, at OnStart before the
-  // first or after it; if all ranks ask at one event, without a further step. An evaluation that
-  // has begun comes to its end.
+  // One rank is enough. All stop after the same step: this one or the next, at OnStart and
+  // OnEpochBegin before the next or after it; if all ranks ask at one event, without a further
+  // step. An evaluation that has begun comes to its end.
   void RequestStop(std::string why) {
     asks_to_stop_ = true;
     stop_reason_ = std::move(why);

@@ -265,44 +265,44 @@ TEST_F(CallbacksTest, RanksHaveTheSameCallbacksWithNamesOfTheirOwn) {
   EXPECT_TRUE(StrContains(result.status.message(), "null")) << result.status;
 }
 
-// By one rank of two, at any event; the run has saved, and goes on from there.
+// At any event, of a step, by one rank of two or both; the run has saved, and goes on from there.
 TEST_F(CallbacksTest, ACallbackStopsTheRun) {
   options_.ema = {.decay = 0.9, .eval = true};
   const Result expected = TrainRanks(2);
-  for (const std::string when :
-       {"start", "step", "epoch_end", "evaluation", "evaluation_end", "save epoch_1"}) {
-    SCOPED_TRACE(when);
-    Saves(when);
-    std::filesystem::remove_all(options_.checkpoint.manager.directory);
-    std::atomic<bool> given_up = false;
-    const auto stop_at = [&](const std::string& event) {
-      return [&, event](int rank) {
-        return std::vector<std::shared_ptr<Callback>>{std::make_shared<Probe>(
-            [rank, event, &given_up](const std::string& now, CallbackContext& run) {
-              if (now == "evaluation_given_up") given_up = true;
-              const bool fifth = now != "step" || run.position().step == 5;
-              if (rank == 1 && now == event && fifth) run.RequestStop("for a reason");
-              return absl::OkStatus();
-            })};
+  for (const std::string event :
+       {"start 0", "epoch 0", "step 5", "save epoch_0_step_5 5", "epoch_end 20", "evaluation 20",
+        "evaluation_end 20", "save epoch_1 20", "epoch 20"}) {
+    const int64_t first = std::stoll(event.substr(event.rfind(' ')));
+    for (const bool by_both : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(event, by_both));
+      Saves(absl::StrCat(event, by_both));
+      options_.checkpoint.every_steps = first == 5 ? 5 : 0;
+      bool given_up = false;
+      const auto stop_at = [&](const std::string& at) {
+        return [&, at](int rank) {
+          return std::vector<std::shared_ptr<Callback>>{
+              std::make_shared<Probe>([&, rank, at](const std::string& now, CallbackContext& run) {
+                if (rank == 0 && now == "evaluation_given_up") given_up = true;
+                const bool asks = absl::StrCat(now, " ", run.position().step) == at;
+                if (asks && (by_both || rank == 1)) run.RequestStop("for a reason");
+                return absl::OkStatus();
+              })};
+        };
       };
-    };
-    const Result stopped = TrainRanks(2, stop_at(when));
-    ASSERT_TRUE(stopped.status.ok()) << stopped.status;
-    const int64_t steps = stopped.report.steps;
-    const int64_t first = when == "start"          ? 0
-                          : when == "step"         ? 5
-                          : when == "save epoch_1" ? 21
-                                                   : 20;
-    EXPECT_TRUE(steps == first || steps == first + 1) << steps;
-    EXPECT_FALSE(given_up);  // that is for signals and time
-    EXPECT_EQ(stopped.report.end.reason, EndReason::kCallback);
-    EXPECT_EQ(stopped.report.end.why, "for a reason");
-    EXPECT_EQ(std::filesystem::exists(stopped.report.end.saved), steps > 0);
-    EXPECT_TRUE(StrContains(Summary(stopped.report, 1), "stopped by callback (for a reason)"));
-    const Result whole = TrainRanks(2, stop_at("never"));
-    EXPECT_EQ(whole.report.steps, 40);
-    ExpectSameBits(whole.parameters, expected.parameters);
-    EXPECT_EQ(whole.report.test.loss, expected.report.test.loss);
+      const Result stopped = TrainRanks(2, stop_at(event));
+      ASSERT_TRUE(stopped.status.ok()) << stopped.status;
+      const int64_t steps = stopped.report.steps;
+      EXPECT_TRUE(steps == first || (steps == first + 1 && !by_both)) << steps;
+      EXPECT_FALSE(given_up);  // that is for signals and time
+      EXPECT_EQ(stopped.report.end.reason, EndReason::kCallback);
+      EXPECT_EQ(stopped.report.end.why, "for a reason");
+      EXPECT_EQ(std::filesystem::exists(stopped.report.end.saved), steps > 0);
+      EXPECT_TRUE(StrContains(Summary(stopped.report, 1), "stopped by callback (for a reason)"));
+      const Result whole = TrainRanks(2, stop_at(""));
+      EXPECT_EQ(whole.report.steps, 40);
+      ExpectSameBits(whole.parameters, expected.parameters);
+      EXPECT_EQ(whole.report.test.loss, expected.report.test.loss);
+    }
   }
 }
 

@@ -34,7 +34,8 @@ bool Saver::AsksForCommonStep() const {
   return Saves() && (options_.every_minutes > 0 || SavesAsync(options_));
 }
 
-void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store) {
+void Saver::Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops) {
+  stops_ = &stops;
   last_ = absl::Now();
   Resumed();
   if (!AsksForCommonStep()) return;
@@ -95,7 +96,7 @@ absl::Status Saver::Save(const std::string& name, bool is_last) {
   DDP_RETURN_IF_ERROR(JoinLast());
   is_due_ = false;
   is_last_ = is_last;
-  DDP_RETURN_IF_ERROR(run_.callbacks.Call(&Callback::OnSave, name));
+  DDP_RETURN_IF_ERROR(run_.callbacks.Call(stops_, &Callback::OnSave, name));
   const absl::Time began = absl::Now();
   const absl::Cleanup reset = [&] { last_ = absl::Now(); };
   DDP_ASSIGN_OR_RETURN(checkpoint::State state,

@@ -2,7 +2,7 @@
 // own. Private to this folder.
 //
 //   Saver saver(run);
-//   saver.Begin(store);
+//   saver.Begin(store, stops);
 //   do {
 //     TakeStep();
 //     DDP_RETURN_IF_ERROR(saver.AfterStep(/*more=*/…));  // may save
@@ -21,6 +21,7 @@
 #include "ddp/trainer/options.h"
 #include "ddp/trainer/run.h"
 #include "ddp/trainer/step_agreement.h"
+#include "ddp/trainer/stop_requests.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::trainer {
@@ -32,8 +33,8 @@ class Saver {
   explicit Saver(Run& run);
 
   // Call it before the first step. `store` is of this run alone; null with a world size of 1.
-  // Throws c10::Error if the store is lost.
-  void Begin(const c10::intrusive_ptr<c10d::Store>& store);
+  // `stops` outlives this. Throws c10::Error if the store is lost.
+  void Begin(const c10::intrusive_ptr<c10d::Store>& store, StopRequests& stops);
 
   // Call it if the run goes on from another checkpoint, Run::resumed_from, than Begin has found. No
   // save is under way.
@@ -80,6 +81,7 @@ class Saver {
 
   Run& run_;
   const CheckpointOptions& options_;
+  StopRequests* stops_ = nullptr;
   std::optional<StepAgreement> agreement_;
   absl::Time last_ = absl::InfinitePast();  // when the run went on after a save
   bool is_due_ = false;

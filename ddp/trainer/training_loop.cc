@@ -140,6 +140,10 @@ absl::StatusOr<bool> TrainingLoop::TakeStepsFromHere(TrainingStep& step, bool ro
       DDP_RETURN_IF_ERROR(StopWithinEpoch(step));
       return false;
     }
+    if (step.batches_left() > 0) {  // it has not begun
+      DDP_RETURN_IF_ERROR(StopBetweenEpochs(step, step.has_trained()));
+      return false;
+    }
     DDP_RETURN_IF_ERROR(EndEpoch(step, step.has_trained() || std::exchange(evaluates, false)));
   }
   return false;
@@ -210,10 +214,16 @@ absl::Status TrainingLoop::EndEpoch(TrainingStep& step, bool record) {
   if (SavesNow(step.stopped())) DDP_RETURN_IF_ERROR(Save(name, is_last || step.stopped()));
   if (!is_last && !step.stopped()) {
     DDP_RETURN_IF_ERROR(step.GoOn());
-    if (!step.stopped()) return absl::OkStatus();
-    end_ = step.end();
-    DDP_RETURN_IF_ERROR(Save(name, /*is_last=*/true));
+    return step.stopped() ? StopBetweenEpochs(step, record) : absl::OkStatus();
   }
+  return end_.urgent() ? absl::OkStatus() : EvaluateRest(record);
+}
+
+// What was due after the epoch before has been done. Of a run that has none, there is nothing.
+absl::Status TrainingLoop::StopBetweenEpochs(TrainingStep& step, bool record) {
+  end_ = step.end();
+  const int64_t epoch = run_.position.epoch;
+  if (epoch > 0) DDP_RETURN_IF_ERROR(Save(checkpoint::EpochName(epoch), /*is_last=*/true));
   return end_.urgent() ? absl::OkStatus() : EvaluateRest(record);
 }
 
@@ -264,6 +274,7 @@ absl::Status TrainingLoop::TrainEpoch(TrainingStep& step) {
       position.epoch, options.epochs, is_endless ? options.max_steps : run_.StepsFrom(0),
       options.batch_size * options.accumulate * run_.world_size(), step.step_in_epoch());
   DDP_RETURN_IF_ERROR(Call(&Callback::OnEpochBegin));
+  if (!run_.callbacks.empty()) DDP_RETURN_IF_ERROR(step.GoOn());
   const auto train = [&]() -> absl::Status {
     bool more = step.batches_left() > 0 && !step.stopped();
     while (more) {
@@ -366,7 +377,7 @@ absl::StatusOr<StepPlan> TrainingLoop::AgreeOnSteps() {
   stops_.emplace(std::move(own), session.rank(), session.size(), run_.options, run_.began,
                  [this] { return saver_.longest(); });
   evaluator_.Begin(store, *stops_);
-  saver_.Begin(store);
+  saver_.Begin(store, *stops_);
   return plan;
 }
 

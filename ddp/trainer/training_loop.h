@@ -37,6 +37,7 @@ class TrainingLoop {
   void EnterTraining();
   absl::Status TakeSteps();
   absl::Status StopWithinEpoch(TrainingStep& step);
+  absl::Status StopBetweenEpochs(TrainingStep& step, bool record);
   absl::Status EndEpoch(TrainingStep& step, bool record);
   absl::StatusOr<bool> TakeStepsFromHere(TrainingStep& step, bool rolled_back);
   absl::Status HandleAnomaly();
