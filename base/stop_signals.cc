@@ -69,6 +69,13 @@ void Handle(int signal, siginfo_t* info, void*) {
   errno = error;
 }
 
+// Under the mutex. The last first: of a signal that was given twice, the second is the handler.
+void Restore() {
+  for (; !previous.empty(); previous.pop_back()) {
+    sigaction(previous.back().first, &previous.back().second, nullptr);
+  }
+}
+
 // A handler, and not SIG_IGN, which processes that this one starts would inherit.
 void Ignore(int) {}
 
@@ -79,8 +86,7 @@ StopSignals::StopSignals(const std::vector<int>& signals) {
   if (objects++ > 0) return;
   first = 0;
   ends_from = 0;
-  for (const auto& [signal, action] : previous) sigaction(signal, &action, nullptr);
-  previous.clear();
+  Restore();
   const auto install = [](int signal, struct sigaction action) {
     struct sigaction before;
     if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) return;
@@ -106,8 +112,7 @@ StopSignals::~StopSignals() {
     ends_from = Now() + kWhileEnding;
     return;
   }
-  for (const auto& [signal, action] : previous) sigaction(signal, &action, nullptr);
-  previous.clear();
+  Restore();
 }
 
 int StopSignals::received() const { return first; }

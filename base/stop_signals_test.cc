@@ -68,6 +68,14 @@ TEST(StopSignalsTest, OthersAndThoseBeforeAndAfterKeepTheirEffect) {
               return 0;
             }),
             SIGTERM);
+  for (const int twice : {SIGTERM, SIGHUP}) {
+    EXPECT_EQ(KilledBy([twice] {
+                { const StopSignals signals({SIGTERM, twice}); }
+                raise(twice);
+                return 0;
+              }),
+              twice);
+  }
   EXPECT_EQ(ExitCode([] {
               signal(SIGINT, SIG_IGN);
               const StopSignals signals({SIGINT});

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <optional>
+#include <set>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -124,10 +127,14 @@ absl::Status Validate(const TrainerOptions& options) {
   DDP_RETURN_IF_ERROR(CheckClipping(options));
   DDP_RETURN_IF_ERROR(CheckValidation(options));
   DDP_RETURN_IF_ERROR(CheckUnused(options.early_stopping, options.guard));
+  std::set<int> signals;
   for (const std::string& name : options.stop_signals) {
-    if (StopSignalOf(name)) continue;
-    return OptionError("stop_signals", name,
-                       "is no signal that a run can be stopped by: TERM, INT, USR1 or USR2");
+    const std::optional<int> signal = StopSignalOf(name);
+    if (!signal) {
+      return OptionError("stop_signals", name,
+                         "is no signal that a run can be stopped by: TERM, INT, USR1 or USR2");
+    }
+    if (!signals.insert(*signal).second) return OptionError("stop_signals", name, "is given twice");
   }
   DDP_RETURN_IF_ERROR(InGroup("checkpoint", checkpoint::Validate(options.checkpoint.manager)));
   DDP_RETURN_IF_ERROR(InGroup("comm_hook", hooks::Validate(options.comm_hook)));

@@ -385,6 +385,9 @@ TEST(StopTest, OnlyTheSignalsThatAreAskedFor) {
   EXPECT_TRUE(absl::StrContains(Validate(options).message(),
                                 "KILL is no signal that a run can be stopped by"))
       << Validate(options);
+  options.stop_signals = {"TERM", "INT", "TERM"};
+  EXPECT_TRUE(absl::StrContains(Validate(options).message(), "stop_signals=TERM is given twice"))
+      << Validate(options);
 }
 
 TEST(SaveTimesTest, EpochsStepsAndNone) {
