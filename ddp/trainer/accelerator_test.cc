@@ -430,6 +430,7 @@ TEST_F(AcceleratorTest, WithoutAnEndOfTheSamplerNothingCountsEpochs) {
   }
   EXPECT_EQ(message({.name = "cosine"}, 50), "");
   EXPECT_EQ(message({.warmup_steps = 5}, 0), "");
+  EXPECT_EQ(message({.name = "plateau"}, 0), "");
 }
 
 // Without a loader, too: steps alone count.

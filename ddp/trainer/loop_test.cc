@@ -202,6 +202,28 @@ TEST_F(OwnLoopTest, TheGreatestCountSoFarScalesTheSums) {
   EXPECT_TRUE(done.ok()) << done;
 }
 
+TEST_F(OwnLoopTest, PlateauNeedsNoLength) {
+  options_.schedule.name = "plateau";
+  options_.schedule.plateau = {.metric = "own", .factor = 0.5, .patience = 0};
+  const absl::Status done = OnRanks(2, [&](const session::Session& session) -> absl::Status {
+    DDP_ASSIGN_OR_RETURN(auto accelerator, Accelerator::Create(session, "line", options_));
+    const auto line = Ones();
+    DDP_ASSIGN_OR_RETURN(auto model, accelerator->Prepare(line));
+    DDP_ASSIGN_OR_RETURN(AcceleratedOptimizer * optimizer, accelerator->PrepareOptimizer(model));
+    // The second value is no better than the first.
+    for (const double weight : {0.0, -1.0, -1.5}) {
+      const auto scope = accelerator->Accumulate();
+      optimizer->backward(Mean(model->forward(at::ones({1, 2})).sum(), 1));
+      optimizer->step();
+      optimizer->zero_grad();
+      EXPECT_EQ(WeightOf(*line), weight);
+      DDP_RETURN_IF_ERROR(optimizer->scheduler().Evaluated({{"own", 1}}));
+    }
+    return accelerator->End();
+  });
+  EXPECT_TRUE(done.ok()) << done;
+}
+
 // Of a loop without a loader, which alone knows which batch is the last.
 TEST_F(OwnLoopTest, TheLastBatchEndsAStepOfFewer) {
   options_.accumulate = 3;

@@ -198,7 +198,8 @@ absl::Status CheckWithoutEpochs(const ScheduleOptions& options) {
 
 absl::Status CheckWithoutLength(const ScheduleOptions& options, absl::string_view why) {
   const std::string problem = absl::StrCat("depends on the length of the run", why);
-  if (options.name != ScheduleOptions().name) return OptionError("name", options.name, problem);
+  const bool needs_length = options.name != ScheduleOptions().name && options.name != kPlateauName;
+  if (needs_length) return OptionError("name", options.name, problem);
   if (options.warmup_epochs == 0) return absl::OkStatus();
   return OptionError("warmup_epochs", FormatOption(options.warmup_epochs), problem);
 }
