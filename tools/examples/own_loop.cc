@@ -11,7 +11,6 @@ struct Wave : data::Dataset {
   }
   const int64_t n;
 };
-
 absl::Status Train(const session::Session& session, const std::string& folder, int epochs) {
   const Wave train(1003), test(101);
   trainer::TrainerOptions options{.epochs = epochs, .batch_size = 16, .accumulate = 2};
@@ -52,9 +51,10 @@ absl::Status Train(const session::Session& session, const std::string& folder, i
   }
   return accelerator->End();
 }
-
 int main(int argc, char** argv) {
-  if (argc != 4) return fputs("usage: own_loop FOLDER EPOCHS RANKS\n", stderr), 2;
-  return session::Run({.launcher = {.default_nproc_per_node = std::atoi(argv[3])}}, argc, argv,
-                      [&](const auto& s) { return Train(s, argv[1], std::atoi(argv[2])); });
+  int epochs = 0, n = 0;
+  if (argc != 4 || !absl::SimpleAtoi(argv[2], &epochs) || !absl::SimpleAtoi(argv[3], &n) || n < 1)
+    return fputs("usage: own_loop FOLDER EPOCHS RANKS\n", stderr), 2;
+  return session::Run({.launcher = {.default_nproc_per_node = n}}, argc, argv,
+                      [&](const auto& s) { return Train(s, argv[1], epochs); });
 }

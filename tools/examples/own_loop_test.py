@@ -142,8 +142,9 @@ class OwnLoopTest(unittest.TestCase):
             self.assertIn("```cpp own_loop.cc\n%s```\n" % program, f.read())
 
     def test_mistakes(self):
-        done = subprocess.run([PROGRAM, self.folder], capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stderr), (2, "usage: own_loop FOLDER EPOCHS RANKS\n"))
+        for numbers in ([], ["many", "2"], ["1", "two"], ["1", "0"]):
+            done = subprocess.run([PROGRAM, self.folder, *numbers], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (2, "usage: own_loop FOLDER EPOCHS RANKS\n"))
         path = os.path.join(self.folder, "a file")
         with open(path, "w"):
             pass
