@@ -2,6 +2,7 @@
 // $DDP_TEST_BACKEND (default gloo).
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -81,6 +82,19 @@ inline void CountTrainedBatches(Task& task, int64_t& count) {
     count += output.requires_grad();  // not in evaluations
     return loss(output, target);
   };
+}
+
+// Of all ranks, in training: a run from scratch ends with the same tensors as a resumed one.
+inline void CountSteps(TrainerOptions& options, std::atomic<int64_t>& count) {
+  count = 0;
+  options.on_step = [&count](int64_t, const at::Tensor&) {
+    ++count;
+    return StepAction::kContinue;
+  };
+}
+
+inline double RelativeDifference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
 }
 
 inline void RunRanks(int world_size, const std::function<void(const session::Session&)>& body,
