@@ -478,10 +478,10 @@ class ConfigurationTest(Case):
         self.write("run.yaml", "lr: 0.25\nmilestones: [1, 2]\ntext: it's $HOME\n")
         done = self.run_program("--config=run.yaml", "--launcher=slurm", "--dry_run")
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stderr)
-        line = next(x for x in done.stdout.splitlines() if x.startswith("command=("))
+        line = next(x for x in done.stdout.splitlines() if x.startswith("ddp_command=("))
         self.assertNotIn("run.yaml", line)
         words = subprocess.run(
-            ["bash", "-c", line + "; printf '%s\\n' \"${command[@]}\""], capture_output=True,
+            ["bash", "-c", line + "; printf '%s\\n' \"${ddp_command[@]}\""], capture_output=True,
             text=True).stdout.splitlines()  # fmt: skip
         self.assertIn("lr=0.25", words)
         self.assertIn("text=it's $HOME", words)
