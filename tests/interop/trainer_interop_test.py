@@ -109,8 +109,10 @@ class TrainerInteropTest(unittest.TestCase):
             self.assert_close(p, before - 0.02 * b, name)
         images, labels = test_set()
         nn.functional.cross_entropy(net(images[:64]), labels[:64]).backward()
+        decay = group["weight_decay"]
         expected = [
-            p.detach() - 0.02 * (0.9 * b + p.grad) for p, b in zip(net.parameters(), buffers)
+            p.detach() - 0.02 * (0.9 * b + p.grad + decay * p.detach())
+            for p, b in zip(net.parameters(), buffers)
         ]
         optimizer.step()
         for (name, p), e in zip(net.named_parameters(), expected):
