@@ -97,16 +97,23 @@ void Chatter(int kib) {
   for (int i = 0; i < kib; ++i) Put(STDOUT_FILENO, piece);
 }
 
-// A barrier for rank 0: returns when all others have called it. Rank 0 uses its inherited socket.
+// A barrier, so that all ranks have their handlers of signals when it returns on any. Rank 0 uses
+// its inherited socket, which listens before rank 0 runs: a connection alone says nothing of it.
 void Meet(const Rank& rank) {
-  if (rank.rank == 0) {
-    for (int i = 1; i < rank.world_size; ++i) {
-      // ThreadSanitizer delivers no signal in accept(), and does in poll().
-      pollfd listening = {.fd = rank.master_listen_fd.value(), .events = POLLIN, .revents = 0};
-      while (poll(&listening, 1, -1) != 1) {
-      }
-      CHECK_GE(accept(rank.master_listen_fd.value(), nullptr, nullptr), 0);
+  // ThreadSanitizer delivers no signal in accept() and read(), and does in poll().
+  const auto wait_for = [](int fd) {
+    pollfd readable = {.fd = fd, .events = POLLIN, .revents = 0};
+    while (poll(&readable, 1, -1) != 1) {
     }
+  };
+  if (rank.rank == 0) {
+    std::vector<UniqueFd> others;
+    for (int i = 1; i < rank.world_size; ++i) {
+      wait_for(rank.master_listen_fd.value());
+      others.emplace_back(accept(rank.master_listen_fd.value(), nullptr, nullptr));
+      CHECK(others.back().ok());
+    }
+    for (const UniqueFd& other : others) (void)send(other.get(), ".", 1, MSG_NOSIGNAL);
     return;
   }
   sockaddr_in address = {};
@@ -115,9 +122,11 @@ void Meet(const Rank& rank) {
   CHECK_EQ(inet_pton(AF_INET, rank.master_addr.c_str(), &address.sin_addr), 1);
   // Node 0 may not listen yet; the test's own limit on time applies.
   while (true) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return;
-    close(fd);
+    const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
+    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+      wait_for(fd.get());
+      return;
+    }
     usleep(1'000);
   }
 }
