@@ -1,5 +1,5 @@
-// Fuzz target: texts of the command line, which are choices, lists, references or lines of
-// progress.
+// Fuzz target: values of options on the command line, which may be choices of a sweep, lists, maps
+// or quoted.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,8 +10,6 @@
 #include "base/fuzz_testing.h"
 #include "base/option_text.h"
 #include "ddp/config/choices.h"
-#include "ddp/config/progress.h"
-#include "ddp/config/references.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ddp::config;  // NOLINT
@@ -29,7 +27,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           *elements) {
     std::abort();
   }
-  (void)ReplaceReferences(text, [](absl::string_view name) { return std::string(name); }).ok();
-  (void)ProgressIn({.log = text, .metrics = text, .attempts = text, .config = text});
   return 0;
 }
