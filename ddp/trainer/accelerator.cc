@@ -583,6 +583,8 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
   DDP_RETURN_IF_ERROR(RequireSameOptions(session_, list, made));
   DDP_RETURN_IF_ERROR(session_.Agree(
       session_.is_main() ? RefuseSharedGenerator(dataset, *all.sampler) : absl::OkStatus()));
+  const std::string text = CannotSeekText(dataset);
+  if (session_.is_main() && !text.empty()) all.log->Warn(text);
   all.loader = std::shared_ptr<ShardedLoader>(new ShardedLoader(*this, dataset, /*trains=*/true));
   return all.loader;
 }

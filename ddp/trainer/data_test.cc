@@ -284,17 +284,31 @@ TEST_P(DataTest, RanksMayChange) {
   EXPECT_EQ(parts.rows(), whole.rows());
 }
 
-// Also without progress, once for all ranks.
+// Also without progress and in a loop of one's own, once for all ranks.
 TEST(DataStreamTest, OneThatCannotSeekIsReported) {
   for (const bool can_seek : {true, false}) {
     const Source source = Make(can_seek ? "stream" : "unseekable");
     TrainerOptions options = Options(source);
     options.max_steps = 1;
-    testing::internal::CaptureStderr();
-    TrainOn(2, source, options);
-    const std::vector<std::string> parts = absl::StrSplit(
-        testing::internal::GetCapturedStderr(), "Shards is a stream that cannot seek: one worker");
-    EXPECT_EQ(parts.size(), can_seek ? 1 : 2);
+    const auto prepare = [&](const session::Session& session) {
+      const auto accelerator = Accelerator::Create(session, "net", options);
+      ASSERT_TRUE(accelerator.ok()) << accelerator.status();
+      const auto loader = (*accelerator)->PrepareLoader<data::Batch>(*source.data);
+      EXPECT_TRUE(loader.ok()) << loader.status();
+    };
+    for (const bool in_own_loop : {false, true}) {
+      SCOPED_TRACE(in_own_loop);
+      testing::internal::CaptureStderr();
+      if (in_own_loop) {
+        RunRanks(2, prepare);
+      } else {
+        TrainOn(2, source, options);
+      }
+      const std::vector<std::string> parts =
+          absl::StrSplit(testing::internal::GetCapturedStderr(),
+                         "Shards is a stream that cannot seek: one worker");
+      EXPECT_EQ(parts.size(), can_seek ? 1 : 2);
+    }
   }
 }
 

@@ -39,6 +39,7 @@
 #include "ddp/trainer/saver.h"
 #include "ddp/trainer/shared_generator.h"
 #include "ddp/trainer/step_optimizer.h"
+#include "ddp/trainer/training_state.h"
 #include "torch/csrc/autograd/grad_mode.h"
 #include "torch/utils.h"
 
@@ -488,11 +489,8 @@ absl::Status CheckDatasets(Run& run) {
   }
   if (run.options.eval_only) return absl::OkStatus();
   DDP_RETURN_IF_ERROR(RefuseSharedGenerator(*run.train, *run.sampler));
-  if (!run.train->random_access()) {
-    run.log->Warn(absl::StrCat("data set ", run.train->dataset_name(),
-                               " is a stream that cannot seek: one worker reads it, and a run "
-                               "that is resumed reads again what comes before in a shard"));
-  }
+  const std::string text = CannotSeekText(*run.train);
+  if (!text.empty()) run.log->Warn(text);
   return absl::OkStatus();
 }
 

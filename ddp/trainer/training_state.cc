@@ -649,6 +649,13 @@ std::string DataText(int64_t examples, const std::string& fingerprint) {
                       fingerprint.empty() ? "" : absl::StrCat(" of fingerprint ", fingerprint));
 }
 
+std::string CannotSeekText(const data::AnyDataset& dataset) {
+  if (dataset.random_access()) return "";
+  return absl::StrCat("data set ", dataset.dataset_name(),
+                      " is a stream that cannot seek: one worker reads it, and a run that is "
+                      "resumed reads again what comes before in a shard");
+}
+
 absl::Status BeginInOrder(int64_t order, Position& position) {
   if (position.sample > 0 && position.order != 0 && position.order != order) {
     return absl::InvalidArgumentError(

@@ -24,6 +24,7 @@
 #include "checkpoint/state.h"
 #include "checkpoint/stateful.h"
 #include "ddp/amp/grad_scaler.h"
+#include "ddp/data/dataset.h"
 #include "ddp/distributed_optimizer.h"
 #include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
@@ -240,6 +241,9 @@ absl::Status CheckSameState(const session::Session& session, const Position& pos
 // "640 examples of fingerprint 3f2a", by which the ranks compare their data sets. `fingerprint`: of
 // data::AnyDataset; empty if it is not known.
 std::string DataText(int64_t examples, const std::string& fingerprint);
+
+// What a run says of a training set that cannot seek; empty of any other. It reads nothing.
+std::string CannotSeekText(const data::AnyDataset& dataset);
 
 // Call it before the examples of an epoch, or what is left of it, are loaded: `order` tells their
 // order from others (data::Share::Fingerprint). InvalidArgument if it is not that of the checkpoint
