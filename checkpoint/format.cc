@@ -74,4 +74,25 @@ absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,
   return entry.create(options);
 }
 
+std::unique_ptr<Format> FormatBySuffix(absl::string_view path, const FormatOptions& options) {
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    std::unique_ptr<Format> format = entry.create(options);
+    if (absl::EndsWith(path, format->suffix())) return format;
+  }
+  return nullptr;
+}
+
+std::string FormatByContent(const std::string& path) {
+  // One that cannot be read is then still named for what it is.
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    if (entry.recognises != nullptr && entry.recognises(path)) return name;
+  }
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    const absl::Status complete = entry.create({})->CheckComplete(path);
+    // FailedPrecondition: not accepted, but of this format.
+    if (complete.ok() || absl::IsFailedPrecondition(complete)) return name;
+  }
+  return "";
+}
+
 }  // namespace ddp::checkpoint

@@ -231,4 +231,11 @@ std::vector<std::string> WritableFormats();
 absl::StatusOr<std::unique_ptr<Format>> CreateFormat(absl::string_view name,
                                                      const FormatOptions& options = {});
 
+// The linked format whose suffix `path` ends in; null if there is none. Thread-safe.
+std::unique_ptr<Format> FormatBySuffix(absl::string_view path, const FormatOptions& options = {});
+// The name of the linked format that recognises what is at `path`, else of the first that can open
+// it, which reads little; empty if it is no checkpoint, or one so damaged that nothing tells its
+// format. Not collective. Thread-safe.
+std::string FormatByContent(const std::string& path);
+
 }  // namespace ddp::checkpoint

@@ -16,7 +16,6 @@
 #include "absl/log/absl_log.h"
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -38,19 +37,6 @@ constexpr absl::string_view kNotSaved = "ddp.checkpoint/not_saved";
 
 // Begins what a rank tells the others before it writes a state of a new structure.
 constexpr absl::string_view kNewStructure = "new ";
-
-// Of the linked formats, the one whose suffix `path` ends in, else the one that recognises it; null
-// if there is none.
-std::unique_ptr<Format> FormatOf(const std::string& path, const FormatOptions& options) {
-  for (const std::string& name : FormatRegistry::Names()) {
-    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name, options);
-    if (format.ok() && absl::EndsWith(path, (*format)->suffix())) return *std::move(format);
-  }
-  for (const auto& [name, entry] : FormatRegistry::All()) {
-    if (entry.recognises != nullptr && entry.recognises(path)) return entry.create(options);
-  }
-  return nullptr;
-}
 
 // Suffixes of the linked formats in which a run may save.
 std::vector<std::string> Suffixes() {
@@ -662,7 +648,7 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& file
     files.pop_back();
     const std::string path = folder_.PathOf(file);
     const absl::StatusOr<FileIdentity> seen = IdentityOf(path);
-    const absl::Status complete = FormatOf(path, format_options())->CheckComplete(path);
+    const absl::Status complete = FormatBySuffix(path, format_options())->CheckComplete(path);
     if (complete.ok()) return file;
     if (absl::IsNotFound(complete)) {
       // Of a disk that is not mounted, for example: the run must not begin anew.
@@ -853,11 +839,30 @@ absl::StatusOr<State> Manager::Load(const std::string& path, const ReadRequest& 
 }
 
 absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest& request,
-                                    const FormatOptions& options) {
+                                    const FormatOptions& given_options) {
   const std::string path = WithoutSlashes(given);
-  if (std::unique_ptr<Format> format = FormatOf(path, options)) {
-    const bool together =
-        options.broadcast != nullptr && options.ranks != nullptr && options.ranks->size() > 1;
+  FormatOptions options = given_options;
+  bool together =
+      options.broadcast != nullptr && options.ranks != nullptr && options.ranks->size() > 1;
+  std::unique_ptr<Format> format = FormatBySuffix(path, options);
+  if (format == nullptr) {  // Python's users call their files model.pth, model.bin, …
+    std::string name;
+    if (together) {
+      const auto look = [&]() -> absl::StatusOr<std::string> {
+        return options.ranks->rank() == 0 ? FormatByContent(path) : "";
+      };
+      DDP_ASSIGN_OR_RETURN(name, options.ranks->Broadcast(CatchStatus("", look)));
+    }
+    if (name.empty()) {  // rank 0 sees no checkpoint; other ranks may
+      together = false;
+      options.broadcast = nullptr;
+      name = FormatByContent(path);
+    }
+    if (!name.empty()) {
+      DDP_ASSIGN_OR_RETURN(format, CreateFormat(name, options));
+    }
+  }
+  if (format != nullptr) {
     if (together && !format->all_ranks_write()) {
       DDP_ASSIGN_OR_RETURN(std::optional<State> read,
                            ReadByRank0(*format, path, request, *options.ranks, options.broadcast));
@@ -865,7 +870,6 @@ absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest&
     }
     return format->Read(path, request);
   }
-  // Python's users call their files model.pth, model.bin, …: the content decides.
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
     return absl::NotFoundError(absl::StrCat(
@@ -874,11 +878,9 @@ absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest&
                     "checkpoint in it"
                   : " is no file"));
   }
-  FormatOptions alone = options;  // other ranks may not see the file
-  alone.broadcast = nullptr;
   std::vector<std::string> reasons;
   for (const std::string& name : WritableFormats()) {
-    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name, alone));
+    DDP_ASSIGN_OR_RETURN(format, CreateFormat(name, options));
     if (format->all_ranks_write()) continue;  // writes folders, as dcp does
     absl::StatusOr<State> state = format->Read(path, request);
     // Another error is one of the format that the file has.

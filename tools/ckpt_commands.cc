@@ -50,10 +50,10 @@ using checkpoint::State;
 using checkpoint::WithoutSlashes;
 using nlohmann::ordered_json;
 
-std::vector<std::unique_ptr<Format>> Formats(const FormatOptions& options = {}) {
+std::vector<std::unique_ptr<Format>> Formats() {
   std::vector<std::unique_ptr<Format>> formats;
   for (const std::string& name : FormatRegistry::Names()) {
-    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name, options);
+    absl::StatusOr<std::unique_ptr<Format>> format = CreateFormat(name);
     if (format.ok()) formats.push_back(*std::move(format));
   }
   return formats;
@@ -94,20 +94,9 @@ bool IsRecognised(const std::string& path) {
 std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
   const std::string path = WithoutSlashes(given);
   const std::string clean = CleanName(path);
-  std::vector<std::unique_ptr<Format>> formats = Formats(options);
-  for (std::unique_ptr<Format>& format : formats) {
-    if (absl::EndsWith(clean, format->suffix())) return std::move(format);
-  }
-  // One that cannot be read is then still named for what it is.
-  for (const auto& [name, entry] : FormatRegistry::All()) {
-    if (entry.recognises != nullptr && entry.recognises(path)) return entry.create(options);
-  }
-  for (std::unique_ptr<Format>& format : formats) {
-    const absl::Status complete = format->CheckComplete(path);
-    // FailedPrecondition: not accepted, but of this format.
-    if (complete.ok() || absl::IsFailedPrecondition(complete)) return std::move(format);
-  }
-  return nullptr;
+  if (std::unique_ptr<Format> format = checkpoint::FormatBySuffix(clean, options)) return format;
+  auto format = checkpoint::CreateFormat(checkpoint::FormatByContent(path), options);
+  return format.ok() ? *std::move(format) : nullptr;
 }
 
 absl::Status NoCheckpoint(const std::string& path) {
