@@ -42,9 +42,11 @@ constexpr absl::string_view kForeignVariables =
 
 // The words of srun that run one rank. The first rank that fails leaves its code in a new file, $0,
 // so that it is known whose code is the job's: srun's own is the highest, and hides it behind the
-// SIGTERM by which srun then ends the other ranks. A shell with a trap waits for the program.
+// SIGTERM by which srun then ends the other ranks. Rank 0 leaves $0.begun: srun has started a step.
+// A shell with a trap waits for the program.
 constexpr absl::string_view kRank = R"sh(
 ddp_rank='trap : INT TERM USR1 USR2
+[ "$SLURM_PROCID" != 0 ] || (: >"$0.begun") 2>/dev/null
 "$@"
 ddp_code=$?
 [ $ddp_code = 0 ] || (set -C; echo "$ddp_code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
@@ -102,6 +104,7 @@ IFS=$' \t\n'
 constexpr absl::string_view kRun = R"sh(
 ddp_failure=$ddp_folder/.failure.$ddp_attempt
 ddp_code=$((128 + $(kill -l "${ddp_asked:-TERM}")))
+ddp_started=$SECONDS ddp_no_step=''
 if [[ -z $ddp_asked$ddp_terminated ]]; then
   "${ddp_start[@]}" sh -c "$ddp_rank" "$ddp_failure" "${ddp_command[@]}" &
   ddp_ranks=$!
@@ -123,12 +126,17 @@ if ((ddp_code != 0)); then
   # Clients of network file systems look again for a file that was not there.
   ls -a "$ddp_folder" >/dev/null
   if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
-  rm -f "$ddp_failure"
+  # SLURM 22.05 lets srun wait for ever in a job that has begun while one of its nodes came back.
+  if [[ ! -e $ddp_failure.begun ]] && ((SECONDS - ddp_started >= ddp_step_wait)); then
+    ddp_no_step=yes
+    echo "error: SLURM has begun no rank on the job's nodes within $ddp_step_wait s" >&2
+  fi
   # The user's filters could hide this job.
   unset "${!SQUEUE_@}"
   read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
     --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi
+rm -f "$ddp_failure" "$ddp_failure.begun"
 [[ -z $ddp_terminated ]] || ddp_code=143
 # SLURM itself begins the job again, and counts that already: this is not its end.
 if [[ $ddp_again =~ ^[0-9]+$ ]] && ((ddp_again > ddp_restarts)); then
@@ -151,9 +159,10 @@ ddp_end "$ddp_code"
 )sh";
 
 constexpr absl::string_view kRequeue = R"sh(
-# A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
-# preempts after a time of grace.
+# A run that was asked to stop and did, that came to its time limit nevertheless, whose ranks did not
+# begin, or that SLURM preempts after a time of grace.
 if [[ -n $ddp_asked && $ddp_code == "$ddp_stopped" || $ddp_reason == TimeLimit ||
+  -n $ddp_no_step && -z $ddp_terminated ||
   $ddp_code == 143 && -z $ddp_terminated && $ddp_preempted == [0-9]* ]]; then
   if ((ddp_restarts >= ddp_max_requeues)); then
     ddp_say "is not queued again: that has happened $ddp_restarts times," \
@@ -268,12 +277,12 @@ std::string SelectJob(const ScriptOptions& options) {
 // cores of a task (since SLURM 22.05). It gets --export, since sbatch --export=NONE would hold for
 // srun, too.
 std::string Start(const SlurmOptions& slurm) {
-  std::string words = "srun --kill-on-bad-exit=1 --export=ALL";
+  std::string words = "srun --kill-on-bad-exit=1 --export=ALL \"--immediate=$ddp_step_wait\"";
   if (slurm.label) absl::StrAppend(&words, " --label");
   for (const std::string& word : JoinedElements(slurm.srun_args)) {
     absl::StrAppend(&words, " ", BashWord(word));
   }
-  return absl::StrCat("ddp_start=(", words, R"()
+  return absl::StrCat("ddp_step_wait=120\nddp_start=(", words, R"()
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
   ddp_start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}

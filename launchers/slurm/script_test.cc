@@ -60,6 +60,7 @@ fi
 
 constexpr char kRank[] = R"sh(
 ddp_rank='trap : INT TERM USR1 USR2
+[ "$SLURM_PROCID" != 0 ] || (: >"$0.begun") 2>/dev/null
 "$@"
 ddp_code=$?
 [ $ddp_code = 0 ] || (set -C; echo "$ddp_code $SLURM_PROCID $SLURMD_NODENAME" >"$0") 2>/dev/null
@@ -103,6 +104,7 @@ trap 'ddp_end $?' EXIT
 constexpr char kRun[] = R"sh(
 ddp_failure=$ddp_folder/.failure.$ddp_attempt
 ddp_code=$((128 + $(kill -l "${ddp_asked:-TERM}")))
+ddp_started=$SECONDS ddp_no_step=''
 if [[ -z $ddp_asked$ddp_terminated ]]; then
   "${ddp_start[@]}" sh -c "$ddp_rank" "$ddp_failure" "${ddp_command[@]}" &
   ddp_ranks=$!
@@ -124,12 +126,17 @@ if ((ddp_code != 0)); then
   # Clients of network file systems look again for a file that was not there.
   ls -a "$ddp_folder" >/dev/null
   if [[ -s $ddp_failure ]]; then read -r ddp_code ddp_failed ddp_node <"$ddp_failure"; fi
-  rm -f "$ddp_failure"
+  # SLURM 22.05 lets srun wait for ever in a job that has begun while one of its nodes came back.
+  if [[ ! -e $ddp_failure.begun ]] && ((SECONDS - ddp_started >= ddp_step_wait)); then
+    ddp_no_step=yes
+    echo "error: SLURM has begun no rank on the job's nodes within $ddp_step_wait s" >&2
+  fi
   # The user's filters could hide this job.
   unset "${!SQUEUE_@}"
   read -r ddp_again ddp_preempted ddp_reason < <(squeue --noheader --states=all \
     --jobs="$ddp_job" --Format=RestartCnt:12,PreemptTime:24,Reason:32 2>/dev/null)
 fi
+rm -f "$ddp_failure" "$ddp_failure.begun"
 [[ -z $ddp_terminated ]] || ddp_code=143
 # SLURM itself begins the job again, and counts that already: this is not its end.
 if [[ $ddp_again =~ ^[0-9]+$ ]] && ((ddp_again > ddp_restarts)); then
@@ -140,9 +147,10 @@ fi
 )sh";
 
 constexpr char kRequeue[] = R"sh(
-# A run that was asked to stop and did, that came to its time limit nevertheless, or that SLURM
-# preempts after a time of grace.
+# A run that was asked to stop and did, that came to its time limit nevertheless, whose ranks did not
+# begin, or that SLURM preempts after a time of grace.
 if [[ -n $ddp_asked && $ddp_code == "$ddp_stopped" || $ddp_reason == TimeLimit ||
+  -n $ddp_no_step && -z $ddp_terminated ||
   $ddp_code == 143 && -z $ddp_terminated && $ddp_preempted == [0-9]* ]]; then
   if ((ddp_restarts >= ddp_max_requeues)); then
     ddp_say "is not queued again: that has happened $ddp_restarts times," \
@@ -181,7 +189,8 @@ TEST(ScriptTest, OfTheFewestOptions) {
 ddp_folder=/stage/jobs/a
 ddp_command=(/stage/builds/0a/train --x=1)
 ddp_cluster=
-ddp_start=(srun --kill-on-bad-exit=1 --export=ALL))",
+ddp_step_wait=120
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait"))",
                                                   kStartMore, kRank, kBegin, kRun, kEnd));
 }
 
@@ -238,7 +247,8 @@ export B='it'\''s'
 ddp_folder=/stage/jobs/a
 ddp_command=(/stage/builds/0a/train --x=1)
 ddp_cluster=';west'
-ddp_start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+ddp_step_wait=120
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait" --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
                                                kStartMore, kRank, kBegin,
                                                R"(trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
 ddp_max_requeues=3 ddp_stopped=$((128 + $(kill -l USR1)))
@@ -257,7 +267,8 @@ IFS=$' \t\n'
 trap 'ddp_terminated=yes; ddp_pass_on TERM' TERM
 trap 'ddp_end $?' EXIT
 trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
-ddp_start=(srun --kill-on-bad-exit=1 --export=ALL --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
+ddp_step_wait=120
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait" --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
                                                kStartMore, kRun, kRequeue, kEnd));
 }
 
@@ -307,7 +318,8 @@ case $SLURM_ARRAY_TASK_ID in
     ;;
 esac
 ddp_cluster=
-ddp_start=(srun --kill-on-bad-exit=1 --export=ALL))",
+ddp_step_wait=120
+ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait"))",
                                  kStartMore, kRank, kBegin, kRun, kEnd));
   options.at_once = 0;
   EXPECT_TRUE(absl::StrContains(BatchScript(options), "#SBATCH --array=0-1\n"));
@@ -490,6 +502,24 @@ exit 143)sh";
       << result_.err;
 }
 
+// Here srun gives up after a second. SLURM lets one without --immediate wait for ever.
+TEST_F(RunTest, AJobWhoseRanksDidNotBeginIsQueuedAgain) {
+  for (const bool requeue : {true, false}) {
+    ScriptOptions options = requeue ? Requeued() : Options();
+    SlurmOf(options).setup = {"ddp_step_wait=1"};
+    EXPECT_EQ(Run("sleep 1.1; exit 1", options), 1);
+    EXPECT_TRUE(absl::StrContains(result_.err,
+                                  "error: SLURM has begun no rank on the job's nodes within 1 s\n"))
+        << result_.err;
+    EXPECT_EQ(Contents("requeued"), requeue ? "requeue 4711\n" : "none");
+    ASSERT_TRUE(RemoveTree(folder_ + "/requeued").ok());
+    EXPECT_EQ(Run("rank 0 sleep 1.1; exit 1", options), 1);
+    EXPECT_EQ(Contents("requeued"), "none");
+    EXPECT_FALSE(absl::StrContains(result_.err, "begun no rank")) << result_.err;
+    EXPECT_EQ(Contents(".failure.2.begun"), "none");
+  }
+}
+
 // SLURM signals all processes of a task, also the shell around the program.
 TEST_F(RunTest, RankGetsItsSignalsAndSaves) {
   EXPECT_EQ(Run(R"sh(
@@ -518,9 +548,10 @@ TEST_F(RunTest, RanksGetWordsAndVariables) {
                 "$OMP_NUM_THREADS",
                 options),
             0);
-  EXPECT_EQ(result_.out,
-            "<--kill-on-bad-exit=1><--export=ALL><--comment=a b><--cpus-per-task=3>"
-            "</stage/builds/0a/train><--x=a b><c\nd><a b><none><3>");
+  EXPECT_EQ(
+      result_.out,
+      "<--kill-on-bad-exit=1><--export=ALL><--immediate=120><--comment=a b><--cpus-per-task=3>"
+      "</stage/builds/0a/train><--x=a b><c\nd><a b><none><3>");
   environment_["OMP_NUM_THREADS"] = "1";
   EXPECT_EQ(Run("echo $OMP_NUM_THREADS", options), 0);
   EXPECT_EQ(result_.out, "1\n");

@@ -3,7 +3,7 @@
 # interrupted, goes on, and ends with the bits of a run that was not.
 #
 #   tests/e2e/requeue.sh          the time limit, and scancel
-#   tests/e2e/requeue.sh all      also preemption, a lost node, and a task of an array: some minutes
+#   tests/e2e/requeue.sh all      also preemption, two lost nodes, and a task of an array: some minutes
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=tests/e2e/slurm_cluster.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_cluster.sh"
@@ -161,12 +161,38 @@ say "a preempted job goes on"
 begin lost
 becomes_true more_steps_than 0
 slurm_cluster_stop_node 127.0.0.2
-begin_again "$id"
+becomes_true waits_in_queue "$id"
 slurm_cluster_start_node 127.0.0.2
+sleep 5
+begin_again "$id"
 ends 0
 attempts_are 2 || fail "attempts: $(cat "$folder/attempts")"
 is_as_uninterrupted
 say "a job goes on after a node was lost"
+
+# All that runs on the node ends with it: its daemon, the step's, and the rank. The job waits for the
+# node, and begins as that comes back: SLURM 22.05 then has no room for the ranks' step in this life.
+begin gone
+becomes_true more_steps_than 0
+for pid in $(job_ranks); do
+  grep -qzx SLURMD_NODENAME=127.0.0.2 "/proc/$pid/environ" || continue
+  shell=$(ps -o ppid= -p "$pid")
+  # shellcheck disable=SC2046,SC2086  # words
+  kill -KILL $(cat "$slurm_cluster_folder/node.127.0.0.2") $(ps -o ppid= -p $shell) $shell $pid
+done
+begin_again "$id"
+slurm_cluster_start_node 127.0.0.2
+ended() { ! kill -0 "$follower" 2>/dev/null; }
+has_begun_again() { attempts_are 2; }
+becomes_true has_begun_again
+for ((i = 0; i < 200; ++i)); do
+  ! ended || break
+  if waits_in_queue "$id"; then begin_again "$id"; fi
+  sleep 1
+done
+ends 0
+is_as_uninterrupted
+say "a job goes on after a node was lost with all that ran on it"
 
 # Of an array one task is preempted. The same array, undisturbed, is its reference.
 sweep=("${run[@]}" --multirun seed=7,8 --nnodes=1 --nproc_per_node=2 --log_dir=sweep --checkpoint_dir=)
