@@ -117,6 +117,15 @@ StopSignals::~StopSignals() {
 
 int StopSignals::received() const { return first; }
 
+void IgnoreBrokenPipes() {
+  struct sigaction action;
+  if (sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action = {};
+  action.sa_handler = Ignore;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGPIPE, &action, nullptr);
+}
+
 std::optional<int> StopSignalOf(absl::string_view name) {
   for (const auto& [known, signal] : kSignals) {
     if (known == name) return signal;

@@ -40,6 +40,11 @@ class StopSignals {
   int received() const;
 };
 
+// From now on a write to a pipe without a reader is an error, which does not end the process, as if
+// SIGPIPE were ignored; but processes that this one starts have its default action. Where SIGPIPE
+// is ignored or has a handler already, it stays so. Thread-safe.
+void IgnoreBrokenPipes();
+
 // SIGTERM has the name "TERM", and so do INT, USR1 and USR2; nullopt for other names.
 std::optional<int> StopSignalOf(absl::string_view name);
 // The inverse; for other signals their number.

@@ -30,6 +30,7 @@
 #include "base/process_limits.h"
 #include "base/same_options.h"
 #include "base/status.h"
+#include "base/stop_signals.h"
 #include "c10/core/DeviceGuard.h"
 #include "ddp/collective_status.h"
 #include "launchers/launcher.h"
@@ -392,6 +393,8 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank) {
 
 int Run(const SessionOptions& options, int argc, char** argv,
         const std::function<absl::Status(const Session&)>& body, const Explain& explain) {
+  // A run outlives the reader of what it prints, such as `head`.
+  IgnoreBrokenPipes();
   const Explain message =
       explain ? explain : [](const absl::Status& status) { return std::string(status.message()); };
   const Environment env = Environment::FromProcess();

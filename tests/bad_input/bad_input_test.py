@@ -516,6 +516,22 @@ class BadInputTest(unittest.TestCase):
                     for printed in (b"epoch 1/1 step", b"launcher local: ", b"test accuracy"):
                         self.assertNotIn(printed, data, name)
 
+    def test_a_run_outlives_the_reader_of_its_output(self):
+        """As behind `| head -n 1`: also before the first step, and when the last line is printed."""
+        for nproc, merged in ((1, "2>&1"), (2, "2>&1"), (2, "")):
+            with self.subTest(nproc=nproc, merged=merged):
+                folder = tempfile.mkdtemp(dir=self.scratch)
+                flags = ["--epochs=1", "--nproc_per_node=%d" % nproc]
+                script = '{ "$@" %s; echo $? >"$0"; } | true' % merged
+                code = os.path.join(self.scratch, "code")
+                done = subprocess.run(
+                    ["sh", "-c", script, code, *command(folder, *flags)], env=self.environment(),
+                    stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                )  # fmt: skip
+                with open(code) as f:
+                    self.assertEqual(f.read(), "0\n", done.stdout + done.stderr)
+                self.assertTrue(os.path.exists(folder + "/checkpoint/epoch_1.pt"), os.listdir(folder))
+
     def test_limits_of_the_shell(self):
         """Where the program may open too few files, or write too large ones, it says so at once."""
         for limit, flags, words in (
