@@ -116,17 +116,17 @@ absl::StatusOr<LaunchOptions> WithPetVariables(LaunchOptions options, const Envi
 }
 
 absl::Status CheckNodes(const LaunchOptions& options, const LocalOptions& local) {
-  if (options.Nnodes() == 1) return absl::OkStatus();
   const std::string nnodes = absl::StrCat(options.Nnodes());
+  if (local.node_rank.value_or(0) >= options.Nnodes()) {
+    return OptionError("local.node_rank", absl::StrCat(*local.node_rank),
+                       absl::StrCat("must be below nnodes=", nnodes));
+  }
+  if (options.Nnodes() == 1) return absl::OkStatus();
   if (!local.node_rank || local.master_addr.empty()) {
     return OptionError("nnodes", nnodes,
                        "with launcher 'local' is for machines that each run this command, and "
                        "needs node_rank=0 (1, …) and master_addr=ADDRESS of node 0, the same on "
                        "all; or start the ranks by torchrun, srun or mpirun");
-  }
-  if (*local.node_rank >= options.Nnodes()) {
-    return OptionError("local.node_rank", absl::StrCat(*local.node_rank),
-                       absl::StrCat("must be below nnodes=", nnodes));
   }
   if (options.max_restarts > 0) {
     return OptionError("max_restarts", absl::StrCat(options.max_restarts),
@@ -183,7 +183,7 @@ struct Listener {
 // IPv4 and IPv6 where the machine has both, since the name by which others find this machine may be
 // none of its own (a service of Kubernetes). Port
 // 0 means any free port. AlreadyExists if the port is in use; an OptionError, NotFound, if `host`
-// does not resolve; Unavailable otherwise. Messages name host and port.
+// does not resolve or is another machine's; Unavailable otherwise. Messages name host and port.
 absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_other_nodes) {
   const std::string where = absl::StrCat("rendezvous at ", host, ":", port);
   addrinfo hints = {};
@@ -215,6 +215,12 @@ absl::StatusOr<Listener> Listen(const std::string& host, int port, bool for_othe
   if (error == EADDRINUSE) {
     return absl::AlreadyExistsError(absl::StrCat(
         where, ": port ", port, " is taken by another process; choose another, or 0 for any free"));
+  }
+  if (error == EADDRNOTAVAIL) {
+    return OptionError(
+        "local.master_addr", host,
+        "is no address of this machine, where rank 0 runs; give one, or leave it out",
+        absl::StatusCode::kNotFound);
   }
   return absl::UnavailableError(absl::StrCat(where, ": ", strerror(error)));
 }

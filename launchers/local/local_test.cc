@@ -508,6 +508,16 @@ TEST(LocalTest, HostThatDoesNotResolveIsNamed) {
   EXPECT_TRUE(absl::StrContains(status.message(), "master_addr=no-such-host.invalid")) << status;
 }
 
+// That rank 0 would serve.
+TEST(LocalTest, AddressOfAnotherMachineIsNamed) {
+  LaunchOptions options = {.nproc_per_node = 2, .argv = {Program(), "exit", "0"}};
+  options.implementations.Mutable<LocalOptions>("local").master_addr = "192.0.2.1";
+  const absl::Status status = (*CreateLauncher("local"))->Launch(options).status();
+  ASSERT_TRUE(ProblemOf(status)) << status;
+  EXPECT_EQ(ProblemOf(status)->path, "local.master_addr");
+  EXPECT_TRUE(absl::StrContains(status.message(), "is no address of this machine")) << status;
+}
+
 TEST(LocalTest, FolderOfOutputThatCannotBeMadeIsNamed) {
   LaunchOptions options = {.nproc_per_node = 2, .argv = {Program(), "exit", "0"}};
   options.implementations.Mutable<LocalOptions>("local").log_dir = "/dev/null/logs";
@@ -535,6 +545,8 @@ TEST(LocalTest, SenselessRequestsAreRefused) {
   LaunchOptions bad_node = {.nnodes = 2, .argv = {"/bin/true"}};
   bad_node.implementations.Mutable<LocalOptions>("local") = {.node_rank = 2,
                                                              .master_addr = "127.0.0.1"};
+  LaunchOptions lonely_node = {.argv = {"/bin/true"}};
+  lonely_node.implementations.Mutable<LocalOptions>("local").node_rank = 1;
   LaunchOptions several_with_restarts = bad_node;
   several_with_restarts.implementations.Mutable<LocalOptions>("local").node_rank = 1;
   several_with_restarts.max_restarts = 1;
@@ -543,7 +555,8 @@ TEST(LocalTest, SenselessRequestsAreRefused) {
   for (const LaunchOptions& options :
        {LaunchOptions{}, LaunchOptions{.nproc_per_node = 0, .argv = {"/bin/true"}}, bad_port,
         bad_address, LaunchOptions{.nnodes = 2, .argv = {"/bin/true"}}, bad_node, bad_files,
-        several_with_restarts, LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
+        lonely_node, several_with_restarts,
+        LaunchOptions{.grace = absl::Seconds(-1), .argv = {"/bin/true"}}}) {
     EXPECT_EQ(launcher->Launch(options).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }
