@@ -152,6 +152,10 @@ std::string OptionSetter::Explain(const absl::Status& status, const OptionList& 
   const std::string as_made =
       absl::StrCat(problem->path, "=", problem->value, " ", problem->problem);
   if (!absl::ConsumeSuffix(&context, as_made)) context = "";
+  const std::optional<Argument> flag = AsFlag(name);
+  if (flag && !list.Find(flag->name).ok() && Negated(*flag, list) == *option) {
+    return Printable(absl::StrCat(context, name, " ", problem->problem));  // it takes no value
+  }
   return Printable(absl::StrCat(context, name, "=", problem->value, " ", problem->problem));
 }
 

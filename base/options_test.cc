@@ -473,6 +473,11 @@ TEST(FlagsTest, ALibrarysErrorIsExplainedInTheUsersWords) {
             "--optimizer.lr=-1 must be at least 0");
   EXPECT_EQ(flags->Explain(OptionError("mode", "fast", "is not for today"), list),
             "--mode=fast is not for today");
+  // What is named is what the program takes: "--noshuffle=false" it would refuse.
+  const auto negated = ParseArguments(all, {"--noshuffle"});
+  ASSERT_TRUE(negated.ok());
+  EXPECT_EQ(negated->Explain(OptionError("shuffle", "false", "has no effect"), list),
+            "--noshuffle has no effect");
   EXPECT_EQ(flags->Explain(absl::NotFoundError("no file"), list), "no file");
   EXPECT_EQ(flags->Explain(absl::NotFoundError("no file \xff"), list), "no file \\xff");
 }
