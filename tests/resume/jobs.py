@@ -17,6 +17,8 @@ MARK = "DDP_JOB_MARK"
 KEPT = 2  # checkpoints
 # Far beyond what anything here takes.
 PATIENCE_S = 120
+# A shell starts what it runs in the background with SIGINT ignored, which jobs would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def running(mark, with_variable=b""):
