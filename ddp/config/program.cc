@@ -122,15 +122,20 @@ std::optional<int> Program::Start(int argc, char** argv) {
     std::fprintf(stderr, "error: %s\n", Explain(status).c_str());
     return code;
   };
+  // On a full disk a part of the text must not pass for all of it.
+  const auto printed = [&](int code) {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    return fail(FileError(errno, "writing", "standard output"), kFailure);
+  };
   absl::Status status = Configure(argc, argv);
   if (!status.ok()) return fail(status, kUsageError);
   if (help_) {
     std::printf("%s\n\n%s", spec_.about.c_str(), all_.Describe("--").c_str());
-    return 0;
+    return printed(0);
   }
   if (options_.multirun) {
     const absl::StatusOr<int> code = Sweep(ExecutablePath(argv[0]));
-    if (code.ok()) return *code;
+    if (code.ok()) return printed(*code);
     return fail(code.status(),
                 absl::IsInvalidArgument(code.status()) || absl::IsNotFound(code.status())
                     ? kUsageError
@@ -138,7 +143,7 @@ std::optional<int> Program::Start(int argc, char** argv) {
   }
   if (options_.print_config) {
     std::printf("%s", ToYaml(list_).c_str());
-    return 0;
+    return printed(0);
   }
   return std::nullopt;
 }
@@ -178,12 +183,16 @@ absl::Status Program::Configure(int argc, char** argv) {
   own_setter_ = setter_;
   arguments_.assign(argv, argv + argc);
   if (!options_.multirun) {
+    run_dir_ = options_.run_dir;
     DDP_RETURN_IF_ERROR(SetAll({}));
-    DDP_RETURN_IF_ERROR(UseRunDir(options_.run_dir));
     DDP_RETURN_IF_ERROR(Validate());
     DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
     DDP_RETURN_IF_ERROR(UseRecordedSize());
     DDP_RETURN_IF_ERROR(ChooseRunDir(argv[0]));
+    if (!references_.empty()) {
+      DDP_RETURN_IF_ERROR(Settle());
+      DDP_RETURN_IF_ERROR(Validate());
+    }
     Freeze(argv[0]);
   }
   for (std::string& argument : arguments_) argv_.push_back(argument.data());
@@ -232,7 +241,11 @@ absl::Status Program::SetOwnOptions() {
     if (!IsOwn(assignment)) continue;
     assignment.value = Unquoted(assignment.value);
     DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
-    if (assignment.path == "config" && !options_.config.empty()) files_.push_back(options_.config);
+    const bool is_file = assignment.path == "config" || assignment.path == "config_name";
+    if (is_file && assignment.value.empty()) {
+      return OptionError(assignment.path, "", "names no file: is a variable of the shell not set?");
+    }
+    if (assignment.path == "config") files_.push_back(options_.config);
   }
   if (!files_.empty() && !options_.config_name.empty()) {
     return OptionError("config_name", options_.config_name, "and config are given; give one");
@@ -385,56 +398,44 @@ absl::Status Program::SetAll(const std::vector<OptionAssignment>& picked) {
 }
 
 absl::Status Program::Apply(const std::vector<FileAssignment>& assignments) {
-  std::map<std::string, const FileAssignment*> pending;  // the last of each option, with references
+  references_.clear();
   for (const FileAssignment& assignment : assignments) {
-    pending.erase(assignment.path);
+    references_.erase(assignment.path);
     if (assignment.has_references) {
-      pending[assignment.path] = &assignment;
+      references_[assignment.path] = assignment;
     } else {
       DDP_RETURN_IF_ERROR(
           WithHint(setter_.Set(assignment, list_), assignment.path, assignment.value));
     }
   }
-  std::vector<std::string> open;  // options whose references are being replaced
-  const std::function<absl::Status(const FileAssignment&)> replace =
-      [&](const FileAssignment& assignment) -> absl::Status {
-    open.push_back(assignment.path);
-    const auto value_of = [&](absl::string_view name) -> absl::StatusOr<std::string> {
-      const absl::StatusOr<const OptionRef*> option = list_.Find(name);
-      if (!option.ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("has '${", name, "}', but ", option.status().message()));
-      }
-      const std::string& path = (*option)->path;
-      if (std::find(open.begin(), open.end(), path) != open.end()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "has references in a circle: ", absl::StrJoin(open, " -> "), " -> ", path));
-      }
-      if (const auto it = pending.find(path); it != pending.end()) {
-        DDP_RETURN_IF_ERROR(replace(*it->second));
-      }
-      return (*option)->get();
-    };
-    const absl::StatusOr<std::string> value = ReplaceReferences(assignment.value, value_of);
-    if (!value.ok()) {
-      // An error in the value that is referred to has its place.
-      const bool has_place = !absl::StartsWith(value.status().message(), "has ");
-      return absl::Status(value.status().code(),
-                          has_place ? std::string(value.status().message())
-                                    : absl::StrCat(assignment.written, "=", assignment.value, " ",
-                                                   value.status().message()));
-    }
-    DDP_RETURN_IF_ERROR(setter_.Set({assignment.path, *value, assignment.written}, list_));
-    pending.erase(assignment.path);
-    open.pop_back();
-    return absl::OkStatus();
-  };
-  while (!pending.empty()) DDP_RETURN_IF_ERROR(replace(*pending.begin()->second));
-  return absl::OkStatus();
+  return Settle();
+}
+
+// What is referred to may be implied, or a folder of run_dir, which depend on other options in
+// turn, and these on references. So all are set until nothing changes.
+absl::Status Program::Settle() {
+  constexpr int kMostRounds = 8;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const auto before = list_.Table();
+    DDP_RETURN_IF_ERROR(SetReferences(references_, list_, setter_));
+    DDP_RETURN_IF_ERROR(Imply());
+    if (!options_.multirun) DDP_RETURN_IF_ERROR(UseRunDir(run_dir_));
+    if (references_.empty() || list_.Table() == before) return absl::OkStatus();
+  }
+  const OptionAssignment& one = references_.begin()->second;
+  return absl::InvalidArgumentError(
+      absl::StrCat(one.written, "=", one.value,
+                   " refers to what depends on it: no value stays; give it without references"));
 }
 
 absl::Status Program::Imply() {
   if (spec_.implied == nullptr) return absl::OkStatus();
+  // What was implied by other values than those that options have now is implied no more.
+  for (size_t i = 0; i < defaults_.size(); ++i) {
+    const auto& [path, value] = defaults_[i];
+    if (implied_.erase(path) == 0 || setter_.Written(path)) continue;
+    DDP_RETURN_IF_ERROR(list_.options()[i].set(value));
+  }
   std::set<std::string> other_groups;  // the user has chosen another name
   for (const auto& [path, value] : spec_.implied()) {
     const size_t dot = path.rfind('.');
@@ -443,6 +444,7 @@ absl::Status Program::Imply() {
     DDP_ASSIGN_OR_RETURN(const OptionRef* const option, all_.Find(path));
     if (!setter_.Written(path)) {
       DDP_RETURN_IF_ERROR(option->set(value));
+      implied_.insert(option->path);
     } else if (path == absl::StrCat(group, ".name") && option->get() != value) {
       other_groups.insert(group);
     }
@@ -594,10 +596,9 @@ absl::Status Program::ChooseRunDir(const std::string& program) {
                        "is chosen by the process that starts the ranks, but these are started "
                        "already; give a folder");
   }
-  DDP_ASSIGN_OR_RETURN(const std::string folder,
-                       NewRunDir(Stem(files_.empty() ? program : files_.back()),
-                                 MakesRunDir() && !options_.multirun));
-  return UseRunDir(folder);
+  DDP_ASSIGN_OR_RETURN(run_dir_, NewRunDir(Stem(files_.empty() ? program : files_.back()),
+                                           MakesRunDir() && !options_.multirun));
+  return UseRunDir(run_dir_);
 }
 
 // Gives options that name folders, and that nobody has given, theirs in `folder`, if it is not

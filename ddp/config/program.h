@@ -164,6 +164,7 @@ class Program {
   // has set is not set.
   absl::Status SetAll(const std::vector<OptionAssignment>& picked);
   absl::Status Apply(const std::vector<FileAssignment>& assignments);
+  absl::Status Settle();
   absl::Status Imply();
   absl::Status Validate();
   std::string UnusedLauncherOf(const std::string& path) const;
@@ -200,6 +201,9 @@ class Program {
   std::map<std::string, ConfigFile> groups_;   // that are choices, by "model@=cnn"
   std::vector<FileAssignment> overrides_;      // of list_, from the command line
   std::vector<Choices> choices_;
+  std::map<std::string, OptionAssignment> references_;  // the last of each option, if it has some
+  std::set<std::string> implied_;                       // paths of options that Imply has set
+  std::string run_dir_;                                 // ProgramOptions::run_dir, or its choice
   std::set<std::string> from_here_;  // paths of options that this process has set by itself
   std::string recorded_size_;        // path of the option that a run.yaml has set; empty: none
   std::vector<std::string> arguments_;

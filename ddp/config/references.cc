@@ -1,11 +1,14 @@
 #include "ddp/config/references.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/environment.h"
 #include "base/status.h"
@@ -88,6 +91,48 @@ bool HasReferences(absl::string_view text) { return absl::StrContains(text, kBeg
 
 absl::StatusOr<std::string> ReplaceReferences(absl::string_view text, const Lookup& lookup) {
   return Replace(text, lookup, 0);
+}
+
+absl::Status SetReferences(const std::map<std::string, OptionAssignment>& assignments,
+                           const OptionList& list, OptionSetter& setter) {
+  std::map<std::string, const OptionAssignment*> pending;
+  for (const auto& [path, assignment] : assignments) pending[path] = &assignment;
+  std::vector<std::string> open;  // options whose references are being replaced
+  const std::function<absl::Status(const OptionAssignment&)> replace =
+      [&](const OptionAssignment& assignment) -> absl::Status {
+    open.push_back(assignment.path);
+    const auto value_of = [&](absl::string_view name) -> absl::StatusOr<std::string> {
+      const absl::StatusOr<const OptionRef*> option = list.Find(name);
+      if (!option.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("has '${", name, "}', but ", option.status().message()));
+      }
+      const std::string& path = (*option)->path;
+      if (std::find(open.begin(), open.end(), path) != open.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "has references in a circle: ", absl::StrJoin(open, " -> "), " -> ", path));
+      }
+      if (const auto it = pending.find(path); it != pending.end()) {
+        DDP_RETURN_IF_ERROR(replace(*it->second));
+      }
+      return (*option)->get();
+    };
+    const absl::StatusOr<std::string> value = ReplaceReferences(assignment.value, value_of);
+    if (!value.ok()) {
+      // An error in the value that is referred to has its place.
+      const bool has_place = !absl::StartsWith(value.status().message(), "has ");
+      return absl::Status(value.status().code(),
+                          has_place ? std::string(value.status().message())
+                                    : absl::StrCat(assignment.written, "=", assignment.value, " ",
+                                                   value.status().message()));
+    }
+    DDP_RETURN_IF_ERROR(setter.Set({assignment.path, *value, assignment.written}, list));
+    pending.erase(assignment.path);
+    open.pop_back();
+    return absl::OkStatus();
+  };
+  while (!pending.empty()) DDP_RETURN_IF_ERROR(replace(*pending.begin()->second));
+  return absl::OkStatus();
 }
 
 }  // namespace ddp::config

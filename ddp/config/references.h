@@ -6,10 +6,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/option_flags.h"
+#include "base/options.h"
 
 namespace ddp::config {
 
@@ -23,5 +27,12 @@ bool HasReferences(absl::string_view text);
 absl::StatusOr<std::string> ReplaceReferences(
     absl::string_view text,
     const std::function<absl::StatusOr<std::string>(absl::string_view name)>& lookup);
+
+// Sets options (by path) whose values have references, each after those of them that it refers to;
+// the others have the values that they have. Can be repeated once these have others. Errors, which
+// name the option as it was written: of ReplaceReferences and of OptionSetter::Set; InvalidArgument
+// for a name that no option has, and for references in a circle. Thread-compatible.
+absl::Status SetReferences(const std::map<std::string, OptionAssignment>& assignments,
+                           const OptionList& list, OptionSetter& setter);
 
 }  // namespace ddp::config

@@ -46,7 +46,11 @@ bool IsThere(const std::string& path) {
 std::string WithExtension(const std::string& path) {
   const std::string extended = absl::StrCat(path, kExtension);
   if (IsThere(path)) return path;
-  return IsThere(extended) || BaseName(path).find('.') == std::string::npos ? extended : path;
+  if (IsThere(extended)) return extended;
+  std::error_code error;
+  const bool is_whole = absl::StrContains(BaseName(path), '.') ||
+                        std::filesystem::is_directory(path, error);  // that is what is wrong
+  return is_whole ? path : extended;
 }
 
 // Whether `name` is a group of options, or the last levels of one.
