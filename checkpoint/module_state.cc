@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "checkpoint/state.h"
 
 namespace ddp::checkpoint {
 namespace {
@@ -193,15 +194,15 @@ Match MatchOf(const torch::nn::Module& module, Tensors given) {
 absl::StatusOr<Match> MatchOf(const torch::nn::Module& module, const c10::IValue& state) {
   if (!state.isGenericDict()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("model state: need a dict of tensors, got ", state.tagKind()));
+        absl::StrCat("model state: need a dict of tensors, got ", KindText(state)));
   }
   Tensors given;
   for (const auto& entry : state.toGenericDict()) {
     if (!entry.key().isString() || !entry.value().isTensor() ||
         !entry.value().toTensor().defined()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "model state: need a dict of tensors, got ", entry.value().tagKind(), " under ",
-          entry.key().isString() ? entry.key().toStringRef() : entry.key().tagKind()));
+      return absl::InvalidArgumentError(absl::StrCat("model state: need a dict of tensors, got ",
+                                                     KindText(entry.value()), " under ",
+                                                     KeyText(entry.key())));
     }
     given.emplace(entry.key().toStringRef(), entry.value().toTensor());
   }

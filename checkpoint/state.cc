@@ -83,6 +83,20 @@ std::string KeyText(const c10::IValue& key) {
                                                                     : text;
 }
 
+std::string KindText(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isTensor()) return "a tensor";
+  if (value.isBool()) return "a bool";
+  if (value.isInt()) return "an int";
+  if (value.isDouble()) return "a float";
+  if (value.isComplexDouble()) return "a complex";
+  if (value.isString()) return "a str";
+  if (value.isTuple()) return "a tuple";
+  if (value.isList()) return "a list";
+  if (value.isGenericDict()) return "a dict";
+  return absl::StrCat("a ", value.tagKind());
+}
+
 std::string DtypeName(at::ScalarType dtype) {
   for (const auto& [known, name] : kDtypes) {
     if (known == dtype) return name;

@@ -36,6 +36,9 @@ inline c10::impl::GenericDict NewTree() {
 // Returns how a key stands in a path: "fc.weight", "7", "0.5", "True".
 std::string KeyText(const c10::IValue& key);
 
+// Returns what Python's users call a value: "a list", "an int", "None".
+std::string KindText(const c10::IValue& value);
+
 // One part that this rank holds. `tensor` has the shape that parts.h says for it.
 struct TensorPart {
   Part part;

@@ -1,6 +1,7 @@
 #include "checkpoint/state.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
@@ -45,6 +46,19 @@ TEST(StateTest, KeysInPaths) {
   EXPECT_EQ(KeyText(0.5), "0.5");
   EXPECT_EQ(KeyText(0.1), "0.1");
   EXPECT_EQ(KeyText(-3.0), "-3.0");
+}
+
+TEST(StateTest, KindsAreCalledAsInPython) {
+  EXPECT_EQ(KindText(c10::impl::GenericList(c10::AnyType::get())), "a list");
+  EXPECT_EQ(KindText(c10::List<int64_t>({1})), "a list");
+  EXPECT_EQ(KindText(c10::ivalue::Tuple::create({c10::IValue(1), 2})), "a tuple");
+  EXPECT_EQ(KindText(NewTree()), "a dict");
+  EXPECT_EQ(KindText(at::ones({2})), "a tensor");
+  EXPECT_EQ(KindText(7), "an int");
+  EXPECT_EQ(KindText(0.5), "a float");
+  EXPECT_EQ(KindText(true), "a bool");
+  EXPECT_EQ(KindText("text"), "a str");
+  EXPECT_EQ(KindText(c10::IValue()), "None");
 }
 
 TEST(StateTest, PartsFitTheirTensors) {

@@ -178,7 +178,7 @@ class Archive {
                                        std::map<std::string, ShardedTensor> sharded) {
     if (!root.isGenericDict()) {
       return absl::DataLossError(
-          absl::StrCat("holds a ", root.tagKind(), " at its top, where a dict is needed"));
+          absl::StrCat("holds ", KindText(root), " at its top, where a dict is needed"));
     }
     return State{.root = root.toGenericDict(), .sharded = std::move(sharded)};
   }
