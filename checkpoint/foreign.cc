@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
@@ -19,6 +20,9 @@ struct Known {
 
 // The first number that torch.save wrote before version 1.6, in pickle's protocols 2 and later.
 constexpr absl::string_view kOldTorch = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv;
+
+// Payload of OfNoSuchFormat.
+constexpr absl::string_view kOfNoSuchFormat = "ddp.checkpoint/of_no_such_format";
 
 constexpr Known kKnown[] = {
     {"version https://git-lfs"sv,
@@ -52,7 +56,7 @@ std::string DescribeForeign(absl::string_view head, uint64_t size) {
   for (const Known& known : kKnown) {
     if (absl::StartsWith(head, known.start)) return std::string(known.what);
   }
-  if (IsSafetensors(head, size)) return "is in the format safetensors";
+  if (IsSafetensors(head, size)) return std::string(kInSafetensors);
   if (head.size() > 257 + 5 && head.substr(257, 5) == "ustar") {
     return "is a tar archive: unpack it first";
   }
@@ -73,6 +77,16 @@ std::string DescribeForeign(absl::string_view head, uint64_t size) {
   }
   if (absl::StartsWith(text, "{") || absl::StartsWith(text, "[")) return "is text, perhaps JSON";
   return "";
+}
+
+absl::Status OfNoSuchFormat(absl::string_view message) {
+  absl::Status status = absl::DataLossError(message);
+  status.SetPayload(kOfNoSuchFormat, absl::Cord());
+  return status;
+}
+
+bool IsOfNoSuchFormat(const absl::Status& status) {
+  return status.GetPayload(kOfNoSuchFormat).has_value();
 }
 
 absl::Status RefuseLink(const std::string& path, absl::StatusCode code) {

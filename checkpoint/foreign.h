@@ -2,6 +2,7 @@
 // people pass the wrong file more often than a damaged one; or a link.
 //
 //   return absl::DataLossError(absl::StrCat(path, " ", DescribeForeign(head, size)));
+//   return OfNoSuchFormat(absl::StrCat(path, " is no safetensors file"));
 //   DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kDataLoss));
 #pragma once
 
@@ -16,9 +17,17 @@ namespace ddp::checkpoint {
 // The longest head that DescribeForeign looks at, in bytes.
 inline constexpr uint64_t kForeignHead = 512;
 
+// What DescribeForeign says of a file of that format.
+inline constexpr absl::string_view kInSafetensors = "is in the format safetensors";
+
 // Says what a file of `size` bytes that starts with `head` is, as the rest of a sentence: "is an
 // HTML page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
 std::string DescribeForeign(absl::string_view head, uint64_t size);
+
+// DataLoss of a format that does not know what the file is, and says only that it is not its own.
+// The reasons of another format may be better. Thread-safe.
+absl::Status OfNoSuchFormat(absl::string_view message);
+bool IsOfNoSuchFormat(const absl::Status& status);
 
 // OK if `path`, a file of a checkpoint's folder, is no symbolic link, which may lead out of the
 // folder; else an error with this code. Thread-safe.

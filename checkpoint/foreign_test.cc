@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 
@@ -45,6 +46,13 @@ TEST(ForeignTest, TheRestIsNot) {
         "\xff\xff\xff\xff\xff\xff\xff\xff{"s /* no such header fits into the file */}) {
     EXPECT_EQ(Describe(file), "");
   }
+}
+
+TEST(ForeignTest, AReasonOfNoSuchFormatIsKnownAsSuch) {
+  EXPECT_TRUE(IsOfNoSuchFormat(OfNoSuchFormat("a is no such file")));
+  EXPECT_EQ(OfNoSuchFormat("a is no such file").code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(IsOfNoSuchFormat(absl::DataLossError("a is cut off")));
+  EXPECT_FALSE(IsOfNoSuchFormat(absl::OkStatus()));
 }
 
 }  // namespace

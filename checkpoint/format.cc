@@ -3,12 +3,38 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/foreign.h"
 
 namespace ddp::checkpoint {
+namespace {
+
+// Suffixes of all linked formats.
+std::vector<std::string> AllSuffixes() {
+  std::vector<std::string> suffixes;
+  for (const auto& [name, entry] : FormatRegistry::All()) {
+    suffixes.emplace_back(entry.create({})->suffix());
+  }
+  return suffixes;
+}
+
+// Whether a format opens what is at `path`, which reads little.
+bool IsCheckpoint(const std::string& path) {
+  const std::unique_ptr<Format> format = FormatBySuffix(path);
+  return format != nullptr ? format->CheckComplete(path).ok() : !FormatByContent(path).empty();
+}
+
+}  // namespace
 
 std::vector<std::string> WritableFormats() {
   std::vector<std::string> names;
@@ -93,6 +119,65 @@ std::string FormatByContent(const std::string& path) {
     if (complete.ok() || absl::IsFailedPrecondition(complete)) return name;
   }
   return "";
+}
+
+std::string CheckpointIn(const std::string& folder) {
+  constexpr size_t kMostEntries = 48;  // each is opened, by each format
+  const Folder of_run(folder, AllSuffixes());
+  std::vector<std::string> names;
+  if (const absl::StatusOr<std::vector<NamedFile>> files = of_run.List(); files.ok()) {
+    for (auto named = files->rbegin(); named != files->rend(); ++named) {
+      names.push_back(named->file);
+    }
+  }
+  std::vector<std::string> others = ListDirectory(folder).value_or(std::vector<std::string>());
+  std::erase_if(others, [&](const std::string& name) {
+    return absl::StartsWith(name, ".") || absl::c_linear_search(names, name) ||
+           !DamagedOf(name).empty() || !AbandonedOf(name).empty();
+  });
+  // Python's trainers save optimizer.pt and scheduler.pt beside the weights.
+  absl::c_stable_partition(
+      others, [](const std::string& name) { return absl::StrContains(name, "model"); });
+  names.insert(names.end(), others.begin(), others.end());
+  if (names.size() > kMostEntries) names.resize(kMostEntries);
+  for (const std::string& name : names) {
+    const std::string path = of_run.PathOf(name);
+    if (IsCheckpoint(path)) return path;
+  }
+  return "";
+}
+
+absl::StatusOr<State> ReadUnknown(const std::string& path, const ReadRequest& request,
+                                  FormatOptions options) {
+  options.broadcast = nullptr;
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    const std::string inside = CheckpointIn(path);
+    return absl::NotFoundError(
+        absl::StrCat(path,
+                     " is a folder, but not a checkpoint of any format that is linked in; name a "
+                     "checkpoint in it",
+                     inside.empty() ? "" : absl::StrCat(", such as ", inside)));
+  }
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, " is no file"));
+  }
+  std::vector<std::string> known, unknown;
+  for (const std::string& name : WritableFormats()) {
+    DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, CreateFormat(name, options));
+    if (format->all_ranks_write()) continue;  // writes folders, as dcp does
+    absl::StatusOr<State> state = format->Read(path, request);
+    // Another error is one of the format that the file has.
+    if (!absl::IsDataLoss(state.status())) return state;
+    std::vector<std::string>& reasons = IsOfNoSuchFormat(state.status()) ? unknown : known;
+    const std::string reason(state.status().message());
+    if (!absl::c_linear_search(reasons, reason)) reasons.push_back(reason);
+  }
+  const std::vector<std::string>& reasons = known.empty() ? unknown : known;
+  if (reasons.empty()) {
+    return absl::NotFoundError(absl::StrCat(path, " is a file, and no format is linked in for it"));
+  }
+  return absl::DataLossError(absl::StrJoin(reasons, "; "));
 }
 
 }  // namespace ddp::checkpoint

@@ -238,4 +238,15 @@ std::unique_ptr<Format> FormatBySuffix(absl::string_view path, const FormatOptio
 // format. Not collective. Thread-safe.
 std::string FormatByContent(const std::string& path);
 
+// Path of a checkpoint in `folder` that a message may name: the newest with a run's name, else a
+// file or folder that a format can open, rather one that is called a model. Looks at a few dozen
+// entries; empty if none of them is a checkpoint. Not collective. Thread-safe.
+std::string CheckpointIn(const std::string& folder);
+
+// Reads what has neither a format's suffix nor the contents of one, for the error that says best
+// what it is: NotFound for a folder, naming a checkpoint in it; DataLoss with the reasons of a
+// format that knows the file, else of all that have files. Not collective. Thread-safe.
+absl::StatusOr<State> ReadUnknown(const std::string& path, const ReadRequest& request,
+                                  FormatOptions options);
+
 }  // namespace ddp::checkpoint

@@ -870,27 +870,7 @@ absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest&
     }
     return format->Read(path, request);
   }
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::NotFoundError(absl::StrCat(
-        path, std::filesystem::is_directory(path, error)
-                  ? " is a folder, but not a checkpoint of any format that is linked in; name a "
-                    "checkpoint in it"
-                  : " is no file"));
-  }
-  std::vector<std::string> reasons;
-  for (const std::string& name : WritableFormats()) {
-    DDP_ASSIGN_OR_RETURN(format, CreateFormat(name, options));
-    if (format->all_ranks_write()) continue;  // writes folders, as dcp does
-    absl::StatusOr<State> state = format->Read(path, request);
-    // Another error is one of the format that the file has.
-    if (!absl::IsDataLoss(state.status())) return state;
-    reasons.emplace_back(state.status().message());
-  }
-  if (reasons.empty()) {
-    return absl::NotFoundError(absl::StrCat(path, " is a file, and no format is linked in for it"));
-  }
-  return absl::DataLossError(absl::StrJoin(reasons, "; "));
+  return ReadUnknown(path, request, options);
 }
 
 }  // namespace ddp::checkpoint

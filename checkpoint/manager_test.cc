@@ -21,6 +21,7 @@
 #include "base/coordinator.h"
 #include "base/file.h"
 #include "base/file_faults.h"
+#include "checkpoint/format.h"
 #include "checkpoint/name.h"
 #include "checkpoint/state_testing.h"
 
@@ -333,6 +334,68 @@ TEST_F(ManagerTest, TheContentDecidesWhereTheSuffixSaysNothing) {
   EXPECT_TRUE(Manager::Load(Path("model.pth")).ok());
   ASSERT_TRUE(WriteFileAtomically(Path("model.onnx"), "another thing").ok());
   EXPECT_EQ(Manager::Load(Path("model.onnx")).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// The format that knows a file says what it is: the others' reasons say only that it is not theirs.
+TEST_F(ManagerTest, AFileOfNoFormatIsCalledWhatItIsOnce) {
+  std::filesystem::create_directories(directory_);
+  const auto error = [&](absl::string_view contents) {
+    EXPECT_TRUE(WriteFileAtomically(Path("e.bin"), contents).ok());
+    const absl::Status status = Manager::Load(Path("e.bin")).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error(""), Path("e.bin is empty"));
+  EXPECT_EQ(error("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n"),
+            Path("e.bin is a pointer of git LFS and not the file itself: `git lfs pull` fetches "
+                 "that"));
+  // A zip archive whose first 8 bytes could be the length of a header, and a header that is cut.
+  const std::string zip("PK\x03\x04\0\0\0\0\x08\x08", 10);
+  const std::string header("\x64\0\0\0\0\0\0\0{\"a\":", 13);
+  for (const std::string& message : {error(zip + std::string(100, 'x')), error(header)}) {
+    EXPECT_FALSE(absl::StrContains(message, "; ")) << message;
+  }
+  EXPECT_TRUE(absl::StrContains(error(header), "is cut off: its header needs 100 bytes"))
+      << error(header);
+  const std::string neither = error("another thing");
+  EXPECT_TRUE(absl::StrContains(neither, "is not a zip archive")) << neither;
+  EXPECT_TRUE(absl::StrContains(neither, "is no safetensors file")) << neither;
+}
+
+TEST_F(ManagerTest, AFolderThatIsNoCheckpointNamesOneInIt) {
+  auto manager = Make();
+  const auto error = [&](const std::string& folder) {
+    const absl::Status status = Manager::Load(folder).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    return std::string(status.message());
+  };
+  EXPECT_TRUE(absl::EndsWith(error(directory_), "; name a checkpoint in it")) << error(directory_);
+  for (const int64_t epoch : {9, 10}) {
+    ASSERT_TRUE(manager->Save(EpochName(epoch), Epoch(epoch)).ok());
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("epoch_11.pt"), "cut").ok());
+  EXPECT_TRUE(absl::EndsWith(error(directory_), absl::StrCat(", such as ", Path("epoch_10.pt"))))
+      << error(directory_);
+  // As Python's trainers leave it.
+  std::filesystem::create_directories(Path("hf"));
+  ASSERT_TRUE(WriteFileAtomically(Path("hf/config.json"), "{}").ok());
+  for (const char* file : {"hf/optimizer.pt", "hf/pytorch_model.bin"}) {
+    std::filesystem::copy_file(Path("epoch_9.pt"), Path(file));
+  }
+  EXPECT_TRUE(
+      absl::EndsWith(error(Path("hf/")), absl::StrCat(", such as ", Path("hf/pytorch_model.bin"))))
+      << error(Path("hf/"));
+  std::filesystem::remove(Path("hf/pytorch_model.bin"));
+  std::filesystem::create_directories(Path("adapter"));
+  State adapter;
+  c10::impl::GenericDict weights = NewTree();
+  weights.insert("lora_A", at::ones({2}));
+  adapter.root.insert("model", weights);
+  ASSERT_TRUE(CreateFormat("safetensors").value()->Write(adapter, Path("saved")).ok());
+  std::filesystem::rename(Path("saved/model.safetensors"),
+                          Path("adapter/adapter_model.safetensors"));
+  EXPECT_TRUE(absl::EndsWith(error(Path("adapter")), "/adapter/adapter_model.safetensors"))
+      << error(Path("adapter"));
 }
 
 // Starts another job in the folder at the moment that the temporary is complete.

@@ -150,7 +150,13 @@ absl::Status ZipReader::CheckIsZip() const {
   DDP_RETURN_IF_ERROR(ReadAt(0, head.data(), head.size()));
   if (head.size() >= 4 && Get(head, 0, 4) == kLocalHeader) return absl::OkStatus();
   const std::string what = DescribeForeign(head, size_);
-  return Damaged(what.empty() ? "is not a zip archive, as torch.save writes" : what);
+  if (what.empty()) {
+    return OfNoSuchFormat(
+        absl::StrCat(file_.path(), " is not a zip archive, as torch.save writes"));
+  }
+  // What is wrong with it, that format says.
+  if (what == kInSafetensors) return OfNoSuchFormat(absl::StrCat(file_.path(), " ", what));
+  return Damaged(what);
 }
 
 // How many bytes there are behind a whole archive at the start of the file; 0 if there is none, as

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "checkpoint/foreign.h"
 
 namespace ddp::checkpoint::safetensors {
 namespace {
@@ -273,11 +274,13 @@ absl::StatusOr<uint64_t> HeaderLength(absl::string_view start, uint64_t file_siz
 }
 
 absl::StatusOr<Header> ReadHeader(const FileReader& file, std::string* bytes) {
-  const auto damaged = [&](const absl::Status& status) {
-    return absl::DataLossError(absl::StrCat(file.path(), " ", status.message()));
-  };
-  std::string head(std::min<uint64_t>(file.size(), kLengthSize), '\0');
+  std::string head(std::min<uint64_t>(file.size(), kLengthSize + 1), '\0');
   DDP_RETURN_IF_ERROR(file.ReadAt(0, head.data(), head.size()));
+  const bool may_be_json = head.size() > kLengthSize && head[kLengthSize] == '{';
+  const auto damaged = [&](const absl::Status& status) {
+    const std::string message = absl::StrCat(file.path(), " ", status.message());
+    return may_be_json ? absl::DataLossError(message) : OfNoSuchFormat(message);
+  };
   const absl::StatusOr<uint64_t> length = HeaderLength(head, file.size());
   if (!length.ok()) return damaged(length.status());
   head.resize(kLengthSize + *length);

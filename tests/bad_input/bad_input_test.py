@@ -643,12 +643,10 @@ class BadInputTest(unittest.TestCase):
             flag = "--init_from=" + place
             with self.subTest(flag=flag):
                 self.assert_refused([*new, flag], [flag + " cannot be taken: "])
-        self.assert_refused(
-            [*new, "--init_from=" + path], ["is text, perhaps JSON", "is no safetensors file"]
-        )
+        self.assert_refused([*new, "--init_from=" + path], ["metrics.jsonl is text, perhaps JSON"])
         self.assert_refused(
             [*new, "--init_from=" + self.checkpoints],
-            ["is a folder", "name a checkpoint in it"],
+            ["is a folder", "name a checkpoint in it, such as " + os.path.join(self.checkpoints, "epoch_")],
         )
 
     def test_saves_without_a_folder(self):
