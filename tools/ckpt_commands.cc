@@ -74,6 +74,11 @@ bool IsSetAside(const std::string& file) {
   return !DamagedOf(file).empty() || !AbandonedOf(file).empty();
 }
 
+// "damaged" or "abandoned".
+absl::string_view WhySetAside(const std::string& file) {
+  return DamagedOf(file).empty() ? "abandoned" : "damaged";
+}
+
 // The name that a checkpoint had before a run renamed it; else its name.
 std::string CleanName(const std::string& file) {
   const std::string before = absl::StrCat(DamagedOf(file), AbandonedOf(file));
@@ -351,16 +356,26 @@ absl::StatusOr<std::string> SetAside(const Folder& folder, const std::string& na
 absl::StatusOr<std::string> FindIn(const std::string& directory, const std::string& given) {
   const std::string name = WithoutSlashes(given);
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckpointsIn(directory));
-  std::vector<std::string> found, known = names;
+  const auto is_meant = [&](const std::string& file) {
+    return file == name || absl::StartsWith(file, absl::StrCat(name, "."));
+  };
+  std::vector<std::string> found, set_aside, known;
   for (const std::string& file : names) {
     if (file == name) return file;
-    known.push_back(file.substr(0, file.find('.')));
-    if (!IsSetAside(file) && absl::StartsWith(file, absl::StrCat(name, "."))) found.push_back(file);
+    if (IsSetAside(file)) {
+      if (is_meant(CleanName(file))) set_aside.push_back(file);
+      continue;
+    }
+    known.insert(known.end(), {file, file.substr(0, file.find('.'))});
+    if (is_meant(file)) found.push_back(file);
   }
   if (found.size() == 1) return found[0];
   if (found.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(directory, " has no checkpoint '", name, "'", DidYouMean(name, known)));
+    const std::string why =
+        set_aside.empty() ? DidYouMean(name, known)
+                          : absl::StrCat("; ", set_aside.back(), " is set aside as ",
+                                         WhySetAside(set_aside.back()), ", and is not pinned");
+    return absl::NotFoundError(absl::StrCat(directory, " has no checkpoint '", name, "'", why));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("'", name, "' may be ", absl::StrJoin(found, " or "), ": say which"));
@@ -499,7 +514,7 @@ absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std:
   const Folder folder = Manager::FolderAt(WithoutSlashes(directory));
   if (pinned && IsSetAside(file)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(folder.PathOf(file), " is ", DamagedOf(file).empty() ? "abandoned" : "damaged",
+        absl::StrCat(folder.PathOf(file), " is ", WhySetAside(file),
                      "; a pin is for what a run could be resumed from"));
   }
   DDP_RETURN_IF_ERROR(pinned ? folder.Pin(file) : folder.Unpin(file));

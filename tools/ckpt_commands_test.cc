@@ -223,6 +223,16 @@ TEST_F(CkptTest, PinsAndMetricsAreShown) {
   EXPECT_EQ(SetPinned(Path("none"), "epoch_3", true).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(WriteFileAtomically(Path("epoch_9.pt.damaged.2"), "cut").ok());
   EXPECT_FALSE(SetPinned(directory_, "epoch_9.pt.damaged.2", true).ok());
+  // What cannot be pinned is not suggested either.
+  for (const char* name : {"epoch_9", "epoch_9.pt"}) {
+    const absl::Status damaged = SetPinned(directory_, name, true).status();
+    EXPECT_EQ(damaged.message(), absl::StrCat(directory_, " has no checkpoint '", name,
+                                              "'; epoch_9.pt.damaged.2 is set aside as damaged, "
+                                              "and is not pinned"));
+  }
+  const absl::Status near = SetPinned(directory_, "epoch_8", true).status();
+  EXPECT_TRUE(absl::StrContains(near.message(), "did you mean epoch_")) << near;
+  EXPECT_FALSE(absl::StrContains(near.message(), "epoch_9")) << near;
   EXPECT_EQ(List(directory_)->json["checkpoints"][3]["state"].get<std::string>(), "damaged");
 }
 
