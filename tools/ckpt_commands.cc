@@ -556,6 +556,13 @@ absl::StatusOr<CommandOutput> Diff(const std::string& a, const std::string& b) {
                     comparison.largest(), ")");
   }
   output.text += "\n";
+  // The first may be what any two runs differ in, as the configuration.
+  if (!comparison.others().empty()) {
+    output.json["others"] = comparison.others();
+    const size_t more = comparison.count() - 1 - comparison.others().size();
+    absl::StrAppend(&output.text, "the others: ", absl::StrJoin(comparison.others(), ", "),
+                    more == 0 ? "" : absl::StrCat(" and ", more, " more"), "\n");
+  }
   return output;
 }
 

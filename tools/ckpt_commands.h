@@ -56,8 +56,8 @@ absl::StatusOr<CommandOutput> SetPinned(const std::string& directory, const std:
 
 // Compares two checkpoints of any formats, value by value; the order of dicts does not count, nor
 // where a format has what is of single ranks, or names for numbers of an optimizer's parameters.
-// Exit code 1 if they differ: the first difference, and the largest one between tensors. Tensors
-// are equal if their bits are.
+// Exit code 1 if they differ: the first difference, the paths of a few others, and the largest one
+// between tensors. Tensors are equal if their bits are.
 absl::StatusOr<CommandOutput> Diff(const std::string& a, const std::string& b);
 
 struct ConvertOptions {

@@ -464,13 +464,16 @@ TEST_F(CkptTest, TheFirstAndTheLargestDifference) {
   model.at("count").toTensor()[1] = -9;
   const auto json = differs(state,
                             "model/fc.weight: 1 of 6 elements differ, by at most 0.5\n"
-                            "2 values differ, tensors by at most 10 (model/count)\n");
+                            "2 values differ, tensors by at most 10 (model/count)\n"
+                            "the others: model/count\n");
+  EXPECT_EQ(json["others"].dump(), R"(["model/count"])");
   EXPECT_EQ(json["first"]["path"].get<std::string>(), "model/fc.weight");
   EXPECT_EQ(json["max_abs"].get<double>(), 10.0);
   model.at("fc.weight").toTensor()[0][0] = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(differs(state,
                     "model/fc.weight: 2 of 6 elements differ, by at most nan\n"
-                    "2 values differ, tensors by at most nan (model/fc.weight)\n")["max_abs"]
+                    "2 values differ, tensors by at most nan (model/fc.weight)\n"
+                    "the others: model/count\n")["max_abs"]
                 .get<std::string>(),
             "NaN");
   state = SampleState(3);
@@ -486,6 +489,46 @@ TEST_F(CkptTest, TheFirstAndTheLargestDifference) {
   differs(state, "more: only in the second\n1 value differs\n");
   state = SampleState(4);
   differs(state, "step: 3 and 4\n1 value differs\n");
+}
+
+TEST_F(CkptTest, TextsAreShownWhereTheyDiffer) {
+  int number = 0;
+  const auto difference = [&](const std::string& a, const std::string& b) {
+    State first, second;
+    first.root.insert("config", a);
+    second.root.insert("config", b);
+    const std::string name = absl::StrCat(number++, ".pt");
+    return Diff(Save(first, "a" + name), Save(second, "b" + name))
+        ->json["first"]["what"]
+        .get<std::string>();
+  };
+  EXPECT_EQ(difference("a", "b"), "'a' and 'b'");
+  EXPECT_EQ(difference("model:\n  name: mlp\n  width: 8\n", "model:\n  name: mlp\n  width: 16\n"),
+            "line 3: '  width: 8' and '  width: 16'");
+  EXPECT_EQ(difference("a\n", "a"), "line 2: '' and no such line");
+  const std::string same(70, 's');
+  const std::string before(20, 's');
+  EXPECT_EQ(difference(same + "a", same + "b"),
+            absl::StrCat("'…", before, "a' and '…", before, "b'"));
+  EXPECT_EQ(difference("a" + same, "b" + same),
+            absl::StrCat("'a", same.substr(0, 59), "…' and 'b", same.substr(0, 59), "…'"));
+  EXPECT_EQ(difference("x\n" + same, "x\n" + same + "b"),
+            absl::StrCat("line 2: '…", before, "' and '…", before, "b'"));
+  // Characters stay whole: "ö" and "ü" differ in their second byte.
+  EXPECT_EQ(difference(same + "ö", same + "ü"),
+            absl::StrCat("'…", before.substr(1), "ö' and '…", before.substr(1), "ü'"));
+}
+
+TEST_F(CkptTest, AFewOfTheOthersThatDifferAreNamed) {
+  State first, second;
+  for (int i = 0; i < 9; ++i) {
+    first.root.insert(absl::StrCat("v", i), i);
+    second.root.insert(absl::StrCat("v", i), -1);
+  }
+  const CommandOutput output = Diff(Save(first, "a.pt"), Save(second, "b.pt")).value();
+  EXPECT_EQ(output.text,
+            "v0: 0 and -1\n9 values differ\nthe others: v1, v2, v3, v4, v5 and 3 more\n");
+  EXPECT_EQ(output.json["others"].size(), 5u);
 }
 
 TEST_F(CkptTest, ConvertsBothWays) {

@@ -6,7 +6,9 @@
 #include <ATen/core/ivalue_inl.h>
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <tuple>
@@ -15,6 +17,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/parts.h"
@@ -23,6 +27,7 @@ namespace ddp::tools::ckpt {
 namespace {
 
 using checkpoint::KeyText;
+using checkpoint::KindText;
 
 std::string Join(const std::string& path, absl::string_view name) {
   return path.empty() ? std::string(name) : absl::StrCat(path, "/", name);
@@ -36,11 +41,38 @@ std::string ValueText(const c10::IValue& value) {
   if (value.isInt()) return absl::StrCat(value.toInt());
   if (value.isDouble()) return absl::StrFormat("%.17g", value.toDouble());
   if (value.isBool()) return value.toBool() ? "True" : "False";
-  if (value.isString()) {
-    const std::string& text = value.toStringRef();
-    return absl::StrCat("'", text.substr(0, 60), text.size() > 60 ? "…'" : "'");
-  }
   return value.tagKind();
+}
+
+// At most about 60 bytes of `text` in quotes, with what is at `place` in it and a little of what is
+// before that.
+std::string Excerpt(absl::string_view text, size_t place) {
+  constexpr size_t kMost = 60, kBefore = 20;
+  const auto is_within_character = [&](size_t at) {
+    return at < text.size() && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80;
+  };
+  size_t begin = text.size() <= kMost || place <= kBefore ? 0 : place - kBefore;
+  while (begin > 0 && is_within_character(begin)) --begin;
+  size_t end = std::min(text.size(), begin + kMost);
+  while (end > begin && is_within_character(end)) --end;
+  return absl::StrCat(begin > 0 ? "'…" : "'", text.substr(begin, end - begin),
+                      end < text.size() ? "…'" : "'");
+}
+
+// Where two texts differ: "'a' and 'b'", of several lines "line 3: 'a' and 'b'".
+std::string TextsDiffer(absl::string_view a, absl::string_view b) {
+  const std::vector<absl::string_view> x = absl::StrSplit(a, '\n'), y = absl::StrSplit(b, '\n');
+  size_t line = 0;
+  while (line < x.size() && line < y.size() && x[line] == y[line]) ++line;
+  const absl::string_view first = line < x.size() ? x[line] : "";
+  const absl::string_view second = line < y.size() ? y[line] : "";
+  const size_t place =
+      std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first - first.begin();
+  const auto excerpt = [&](const auto& lines, absl::string_view text) {
+    return line < lines.size() ? Excerpt(text, place) : "no such line";
+  };
+  return absl::StrCat(x.size() > 1 || y.size() > 1 ? absl::StrCat("line ", line + 1, ": ") : "",
+                      excerpt(x, first), " and ", excerpt(y, second));
 }
 
 // `value` with what `map` makes of each tensor. Other values are shared.
@@ -362,10 +394,11 @@ void Comparison::Compare(const c10::IValue& a, const c10::IValue& b, const std::
   }
   if (a.isTensor() && b.isTensor()) return CompareTensors(a.toTensor(), b.toTensor(), path);
   if (a.tagKind() != b.tagKind()) {
-    return Add({path, absl::StrCat(a.tagKind(), " and ", b.tagKind()), {}});
+    return Add({path, absl::StrCat(KindText(a), " and ", KindText(b)), {}});
   }
   const bool both_nan = a.isDouble() && std::isnan(a.toDouble()) && std::isnan(b.toDouble());
   if (a == b || both_nan) return;
+  if (a.isString()) return Add({path, TextsDiffer(a.toStringRef(), b.toStringRef()), {}});
   Add({path, absl::StrCat(ValueText(a), " and ", ValueText(b)), {}});
 }
 
@@ -378,7 +411,11 @@ void Comparison::Add(Difference difference) {
     max_abs_ = found;
     largest_ = difference.path;
   }
-  if (!first_.has_value()) first_ = std::move(difference);
+  if (!first_.has_value()) {
+    first_ = std::move(difference);
+  } else if (others_.size() < kMostOthers) {
+    others_.push_back(std::move(difference.path));
+  }
 }
 
 void Comparison::CompareDicts(const c10::IValue& a, const c10::IValue& b, const std::string& path) {

@@ -52,13 +52,18 @@ struct Difference {
   std::optional<double> max_abs;
 };
 
-// Compares values, and keeps the first difference and the largest one of tensors.
+// Compares values, and keeps the first difference, the paths of a few others, and the largest one
+// of tensors.
 class Comparison {
  public:
+  static constexpr size_t kMostOthers = 5;
+
   void Compare(const c10::IValue& a, const c10::IValue& b, const std::string& path);
 
   const std::optional<Difference>& first() const { return first_; }
   size_t count() const { return count_; }
+  // Paths of the next kMostOthers differences.
+  const std::vector<std::string>& others() const { return others_; }
   // NaN counts as the largest; nullopt if no tensors of one dtype and shape differ.
   std::optional<double> max_abs() const { return max_abs_; }
   const std::string& largest() const { return largest_; }
@@ -69,6 +74,7 @@ class Comparison {
   void CompareTensors(const at::Tensor& a, const at::Tensor& b, const std::string& path);
 
   std::optional<Difference> first_;
+  std::vector<std::string> others_;
   size_t count_ = 0;
   std::optional<double> max_abs_;
   std::string largest_;
