@@ -282,7 +282,7 @@ std::string Start(const SlurmOptions& slurm) {
   for (const std::string& word : JoinedElements(slurm.srun_args)) {
     absl::StrAppend(&words, " ", BashWord(word));
   }
-  return absl::StrCat("ddp_step_wait=120\nddp_start=(", words, R"()
+  return absl::StrCat("ddp_step_wait=${ddp_step_wait:-120}\nddp_start=(", words, R"()
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
   ddp_start+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}

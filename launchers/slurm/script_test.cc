@@ -189,7 +189,7 @@ TEST(ScriptTest, OfTheFewestOptions) {
 ddp_folder=/stage/jobs/a
 ddp_command=(/stage/builds/0a/train --x=1)
 ddp_cluster=
-ddp_step_wait=120
+ddp_step_wait=${ddp_step_wait:-120}
 ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait"))",
                                                   kStartMore, kRank, kBegin, kRun, kEnd));
 }
@@ -247,7 +247,7 @@ export B='it'\''s'
 ddp_folder=/stage/jobs/a
 ddp_command=(/stage/builds/0a/train --x=1)
 ddp_cluster=';west'
-ddp_step_wait=120
+ddp_step_wait=${ddp_step_wait:-120}
 ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait" --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
                                                kStartMore, kRank, kBegin,
                                                R"(trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
@@ -267,7 +267,7 @@ IFS=$' \t\n'
 trap 'ddp_terminated=yes; ddp_pass_on TERM' TERM
 trap 'ddp_end $?' EXIT
 trap 'ddp_asked=USR1; ddp_pass_on USR1' USR1
-ddp_step_wait=120
+ddp_step_wait=${ddp_step_wait:-120}
 ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait" --label --cpu-bind=cores --exclude=n1,n2 '--comment=a b'))",
                                                kStartMore, kRun, kRequeue, kEnd));
 }
@@ -318,7 +318,7 @@ case $SLURM_ARRAY_TASK_ID in
     ;;
 esac
 ddp_cluster=
-ddp_step_wait=120
+ddp_step_wait=${ddp_step_wait:-120}
 ddp_start=(srun --kill-on-bad-exit=1 --export=ALL "--immediate=$ddp_step_wait"))",
                                  kStartMore, kRank, kBegin, kRun, kEnd));
   options.at_once = 0;

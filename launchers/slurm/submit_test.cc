@@ -87,7 +87,7 @@ TEST_F(SubmitTest, LaunchSubmitsThisCommand) {
 
 TEST_F(SubmitTest, WaitsForTheJob) {
   slurm().wait = true;
-  commands_.Write("srun", "shift 2; \"$@\"; exit 5");
+  commands_.Write("srun", "shift 3; \"$@\"; exit 5");
   commands_.Write("squeue",
                   "if [[ $* == *RestartCnt* ]]; then echo 0 N/A None; else echo 41 R; fi");
   commands_.Write("sbatch", R"(bash "$2" >"$(dirname "$2")/job.log" 2>&1; echo 41)");
