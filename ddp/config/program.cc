@@ -181,9 +181,9 @@ absl::Status Program::Configure(int argc, char** argv) {
   DDP_RETURN_IF_ERROR(EnterCallersFolder());
   DDP_RETURN_IF_ERROR(Read(line));
   own_setter_ = setter_;
+  run_dir_ = options_.run_dir;
   arguments_.assign(argv, argv + argc);
   if (!options_.multirun) {
-    run_dir_ = options_.run_dir;
     DDP_RETURN_IF_ERROR(SetAll({}));
     DDP_RETURN_IF_ERROR(Validate());
     DDP_RETURN_IF_ERROR(CheckLaunchersOptions());
@@ -419,7 +419,7 @@ absl::Status Program::Settle() {
     const auto before = list_.Table();
     DDP_RETURN_IF_ERROR(SetReferences(references_, list_, setter_));
     DDP_RETURN_IF_ERROR(Imply());
-    if (!options_.multirun) DDP_RETURN_IF_ERROR(UseRunDir(run_dir_));
+    if (!options_.multirun) DDP_RETURN_IF_ERROR(UseRunDir());
     if (references_.empty() || list_.Table() == before) return absl::OkStatus();
   }
   const OptionAssignment& one = references_.begin()->second;
@@ -453,7 +453,6 @@ absl::Status Program::Imply() {
 }
 
 absl::Status Program::Validate() {
-  DDP_RETURN_IF_ERROR(Imply());
   absl::Status status = list_.Validate();
   if (status.ok()) status = spec_.validate();
   const std::optional<OptionProblem> problem = ProblemOf(status);
@@ -598,18 +597,18 @@ absl::Status Program::ChooseRunDir(const std::string& program) {
   }
   DDP_ASSIGN_OR_RETURN(run_dir_, NewRunDir(Stem(files_.empty() ? program : files_.back()),
                                            MakesRunDir() && !options_.multirun));
-  return UseRunDir(run_dir_);
+  return UseRunDir();
 }
 
-// Gives options that name folders, and that nobody has given, theirs in `folder`, if it is not
+// Gives options that name folders, and that nobody has given, theirs in run_dir_, if it is not
 // empty.
-absl::Status Program::UseRunDir(const std::string& folder) {
-  if (folder.empty()) return absl::OkStatus();
+absl::Status Program::UseRunDir() {
+  if (run_dir_.empty()) return absl::OkStatus();
   for (const auto& [path, pattern] : spec_.job_options) {
     if (!absl::StrContains(pattern, "{folder}") || absl::StrContains(pattern, "{name}")) continue;
     DDP_ASSIGN_OR_RETURN(const OptionRef* const option, list_.Find(path));
     if (!option->get().empty() && from_here_.count(option->path) == 0) continue;
-    DDP_RETURN_IF_ERROR(option->set(absl::StrReplaceAll(pattern, {{"{folder}", folder}})));
+    DDP_RETURN_IF_ERROR(option->set(absl::StrReplaceAll(pattern, {{"{folder}", run_dir_}})));
     from_here_.insert(option->path);
   }
   return absl::OkStatus();
@@ -821,7 +820,7 @@ absl::StatusOr<int> Program::Sweep(const std::string& program_path) {
   DDP_RETURN_IF_ERROR(CheckSweepFolder(*folder));
   std::string sweep_folder = folder->get();
   if (sweep_folder.empty() && !options_.run_dir.empty()) {
-    DDP_RETURN_IF_ERROR(UseRunDir(options_.run_dir));
+    DDP_RETURN_IF_ERROR(UseRunDir());
     DDP_RETURN_IF_ERROR(ChooseRunDir(arguments_[0]));
     sweep_folder = folder->get();
   }

@@ -173,7 +173,7 @@ class Program {
   absl::Status WithHint(const absl::Status& status, const std::string& path,
                         const std::string& value) const;
   absl::Status ChooseRunDir(const std::string& program);
-  absl::Status UseRunDir(const std::string& folder);
+  absl::Status UseRunDir();
   bool MakesRunDir() const;
   absl::Status UseRecordedSize();
   absl::Status NoChoices() const;

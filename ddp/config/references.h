@@ -28,10 +28,11 @@ absl::StatusOr<std::string> ReplaceReferences(
     absl::string_view text,
     const std::function<absl::StatusOr<std::string>(absl::string_view name)>& lookup);
 
-// Sets options (by path) whose values have references, each after those of them that it refers to;
-// the others have the values that they have. Can be repeated once these have others. Errors, which
-// name the option as it was written: of ReplaceReferences and of OptionSetter::Set; InvalidArgument
-// for a name that no option has, and for references in a circle. Thread-compatible.
+// Sets each option whose value has references, after the options of `assignments` (by path) that
+// the value refers to. A reference to any other option gives the value that this has now: when that
+// changes, call the function again. Errors name the option as it was written: those of
+// ReplaceReferences and OptionSetter::Set; InvalidArgument for a name that no option has, and for
+// references in a circle. Thread-compatible.
 absl::Status SetReferences(const std::map<std::string, OptionAssignment>& assignments,
                            const OptionList& list, OptionSetter& setter);
 

@@ -133,8 +133,8 @@ absl::Status ValidateAsRank(const SessionOptions& options, int local_rank = 0);
 // not a rank, starts the ranks, waits for them and returns the exit code of the first that failed.
 // In a rank, joins the process group, calls `body`, and shares the error that it returns or throws
 // with the other ranks (Session::ShareFailure): the job ends with one message. Ranks that were
-// started with different options (options.program_options) end with one message before `body`. From
-// then on SIGPIPE does not end the process (IgnoreBrokenPipes).
+// started with different options (options.program_options) end with one message before `body`.
+// After a call of Run, SIGPIPE does not end the process any more (IgnoreBrokenPipes).
 //
 // For ranks on this machine nproc_per_node defaults to its number of GPUs, if options.device is not
 // "cpu" and there are any; otherwise, and for ranks on other machines, to what the launcher's

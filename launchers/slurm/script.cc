@@ -274,8 +274,8 @@ std::string SelectJob(const ScriptOptions& options) {
 }
 
 // How the ranks are started. srun takes the numbers of nodes and tasks from the job, but not the
-// cores of a task (since SLURM 22.05). It gets --export, since sbatch --export=NONE would hold for
-// srun, too.
+// cores of a task (since SLURM 22.05). It ends if no step begins within ddp_step_wait seconds,
+// which kRun then reports. It gets --export, since sbatch --export=NONE would hold for srun, too.
 std::string Start(const SlurmOptions& slurm) {
   std::string words = "srun --kill-on-bad-exit=1 --export=ALL \"--immediate=$ddp_step_wait\"";
   if (slurm.label) absl::StrAppend(&words, " --label");
