@@ -138,6 +138,10 @@ StepAgreement::StepAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, in
 }
 
 StepAgreement::~StepAgreement() {
+  // c10d prints a stack trace for each thread that waits for a store whose process ends.
+  if (!closed_ && state_->store && state_->rank == 0) {
+    CatchStatus("", [&] { state_->Decide(kClosed); }).IgnoreError();
+  }
   {
     std::lock_guard lock(state_->mutex);
     state_->abandoned = true;

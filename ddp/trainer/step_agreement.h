@@ -34,7 +34,8 @@ class StepAgreement {
   // outlives an object that was not closed.
   StepAgreement(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, int64_t first_step,
                 std::chrono::milliseconds wait = std::chrono::minutes(1));
-  // Without a prior Close, as after a failed run, it neither tells other ranks nor waits for them.
+  // Without a prior Close, as after a failed run, it waits for no other rank. Rank 0's ends the
+  // threads of all ranks, since the store may end with its process.
   ~StepAgreement();
 
   StepAgreement(const StepAgreement&) = delete;

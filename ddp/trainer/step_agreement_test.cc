@@ -233,5 +233,15 @@ TEST(StepAgreementTest, OneThatIsNotClosedHoldsNobodyUp) {
   left.Close();
 }
 
+// The store may end with rank 0: then no thread of another rank waits for it.
+TEST(StepAgreementTest, RankZeroThatIsNotClosedEndsTheOthersThreads) {
+  const std::vector<StorePtr> stores = Connections(2);
+  StepAgreement left(stores[1], 1, 2, 1);
+  { StepAgreement failed(stores[0], 0, 2, 1); }
+  left.Request();
+  EXPECT_FALSE(left.is_requested());
+  left.Close();
+}
+
 }  // namespace
 }  // namespace ddp::trainer
