@@ -83,7 +83,9 @@ std::string InCommon(const ReadRequest& request) {
 }
 
 std::optional<ShardedTensor> Cut(const at::Tensor& whole, const Wanted& wanted) {
-  if (!whole.defined() || whole.layout() != at::kStrided) return std::nullopt;
+  if (!whole.defined() || whole.layout() != at::kStrided || whole.is_quantized()) {
+    return std::nullopt;
+  }
   if (!Fits(wanted, whole.sizes().vec())) return std::nullopt;
   ShardedTensor tensor{.global_shape = whole.sizes().vec(),
                        .dtype = whole.scalar_type(),

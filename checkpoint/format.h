@@ -103,7 +103,7 @@ struct ReadRequest {
   bool all_else = false;
   PerRank per_rank = PerRank::kAll;
   // Not owned. Set: what a State cannot hold, such as Python objects, is left out, as None in lists
-  // and tuples, and up to 1000 of these are added here ("'model/x' is a quantized tensor"). Null:
+  // and tuples, and up to 1000 of these are added here ("'model/x' is a nested tensor"). Null:
   // it is an error, Unimplemented.
   std::vector<std::string>* left_out = nullptr;
   // Tensors that are read whole are on the device meta: they have shape and dtype, and their data

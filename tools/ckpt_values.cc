@@ -447,6 +447,10 @@ void Comparison::CompareTensors(const at::Tensor& a, const at::Tensor& b, const 
     if (!at::equal(a.to_dense(), b.to_dense())) Add({path, "values", {}});
     return;
   }
+  if (a.is_quantized() || b.is_quantized()) {
+    if (!at::equal(a, b)) Add({path, "values", {}});
+    return;
+  }
   const at::Tensor x = a.resolve_conj().resolve_neg().contiguous();
   const at::Tensor y = b.resolve_conj().resolve_neg().contiguous();
   if (SameBits(x, y)) return;

@@ -9,7 +9,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "checkpoint/pt/pickle_ops.h"
@@ -395,7 +394,8 @@ class Parser {
       return Tensor(function, args);
     }
     if (function == kParameter || function == kParameterWithState) {
-      const bool data = is(0, Kind::kTensor) || is(0, Kind::kSparse) || is(0, Kind::kUnsupported);
+      const bool data = is(0, Kind::kTensor) || is(0, Kind::kSparse) || is(0, Kind::kQuantized) ||
+                        is(0, Kind::kUnsupported);
       return data ? pass(0) : wrong();
     }
     if (function == kFromType) {
@@ -422,11 +422,9 @@ class Parser {
       return Push({.kind = Kind::kSparse, .text = layout, .items = data});
     }
     if (function == kQuantized) {
-      std::string type;
-      if (is(0, Kind::kStorage)) type = nodes_[nodes_[args[0]].items[1]].text;
-      const absl::string_view name = absl::StripPrefix(type, "torch.");
-      return PushUnsupported(absl::StrCat("is a quantized tensor", name.empty() ? "" : ", of ",
-                                          absl::CHexEscape(name.substr(0, kShownName))));
+      if (args.size() < 5 || !is(4, Kind::kTuple)) return wrong();
+      args.resize(5);
+      return Push({.kind = Kind::kQuantized, .items = std::move(args)});
     }
     if (function == kMetaTensor) {
       return PushUnsupported("is a tensor on the device meta, which has no values");

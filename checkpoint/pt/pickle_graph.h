@@ -32,6 +32,7 @@ enum class Kind {
   kStorage,
   kTensor,
   kSparse,
+  kQuantized,
   kObject,
   kUnsupported
 };
@@ -52,7 +53,8 @@ struct Node {
   // counts). kStorage: the five elements of its persistent id. kTensor: storage, offset, sizes,
   // strides, and the dtype if it is separate. kSparse: indices, values, sizes and, unless the file
   // is old, whether it is coalesced; other layouts: compressed indices, plain indices, values,
-  // sizes. kObject: the class, its arguments (a tuple), and the state if it was given one.
+  // sizes. kQuantized: storage, offset, sizes, strides, and the quantizer (a tuple). kObject: the
+  // class, its arguments (a tuple), and the state if it was given one.
   std::vector<NodeId> items = {};
 };
 

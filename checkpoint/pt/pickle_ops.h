@@ -105,7 +105,7 @@ inline constexpr DtypeName kDtypeNames[] = {
     {c10::ScalarType::Bits4x2, "bits4x2", ""},
 };
 
-// Names of dtypes as plain values, beyond those above: no tensor that could be read has them.
+// Names of dtypes as plain values, beyond those above.
 inline constexpr absl::string_view kOtherDtypeNames[] = {
     "qint8", "quint8", "qint32", "quint4x2", "quint2x4", "bcomplex32", "int1",
     "int2",  "int3",   "int4",   "int5",     "int6",     "int7",       "uint1",
@@ -125,6 +125,15 @@ inline const DtypeName* DtypeOfStorage(absl::string_view global) {
   for (const DtypeName& entry : kDtypeNames) {
     if (!entry.storage.empty() && entry.storage == global) return &entry;
   }
+  return nullptr;
+}
+
+// The type of the integers in a storage of quantized ones ("torch.QInt8Storage"); nullptr if
+// unknown, as for those of less than a byte.
+inline const DtypeName* IntegersOfStorage(absl::string_view global) {
+  if (global == "torch.QInt8Storage") return FindDtype(c10::ScalarType::Char);
+  if (global == "torch.QUInt8Storage") return FindDtype(c10::ScalarType::Byte);
+  if (global == "torch.QInt32Storage") return FindDtype(c10::ScalarType::Int);
   return nullptr;
 }
 

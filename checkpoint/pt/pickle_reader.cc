@@ -159,6 +159,8 @@ class Builder {
       }
       case Kind::kSparse:
         return BuildSparse(id, path, depth);
+      case Kind::kQuantized:
+        return BuildQuantized(id, path, depth);
       case Kind::kTuple: {
         DDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> items, BuildItems(id, path, depth));
         value = c10::ivalue::Tuple::create(std::move(items));
@@ -269,20 +271,11 @@ class Builder {
     }
     std::vector<at::Tensor> parts;
     for (size_t i = 0; i < tensors; ++i) {
-      DDP_ASSIGN_OR_RETURN(const bool is_there, BuildItem(id, node.items[i], path, depth));
-      if (!is_there) return LeaveOut(path, "is a sparse tensor of what cannot be read");
-      const c10::IValue& part = built_[node.items[i]].value;
-      if (!part.isTensor()) return true;  // CheckPickle: there are no values
-      parts.push_back(part.toTensor());
-      DDP_ASSIGN_OR_RETURN(const TensorSpec spec, TensorSpecOf(nodes_, nodes_[node.items[i]]));
-      // A tensor whose elements share memory may have any number of them, and all are gone through.
-      const auto bytes = static_cast<uint64_t>(parts.back().numel()) * parts.back().element_size();
-      if (bytes > spec.storage_bytes) return Damaged(path, "a bad sparse tensor");
-      if (!only_check_) continue;
-      // Its values were dropped, but the indices are to be checked.
-      const Box all{std::vector<int64_t>(spec.sizes.size()), spec.sizes};
-      DDP_ASSIGN_OR_RETURN(const c10::IValue values, load_tensor_(spec, all, path));
-      parts.back() = values.toTensor();
+      DDP_ASSIGN_OR_RETURN(const std::optional<at::Tensor> part,
+                           PartOf(id, node.items[i], "a bad sparse tensor", path, depth));
+      if (!part) return LeaveOut(path, "is a sparse tensor of what cannot be read");
+      if (!part->defined()) return true;
+      parts.push_back(*part);
     }
     const auto options = parts.back().options();
     if (parts.back().is_meta()) {  // ReadRequest::meta: there are no indices to check
@@ -304,6 +297,92 @@ class Builder {
     if (!made.ok()) return Damaged(path, made.message());
     if (only_check_) built_[id].value = c10::IValue();
     return true;
+  }
+
+  absl::StatusOr<bool> BuildQuantized(NodeId id, const std::string& path, int depth) {
+    constexpr absl::string_view kBad = "a bad quantized tensor";
+    const Node& node = nodes_[id];
+    const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
+    if (absl::IsUnimplemented(spec.status())) return LeaveOut(path, spec.status().message());
+    if (!spec.ok()) return Damaged(path, spec.status().message());
+    const std::vector<NodeId>& quantizer = nodes_[node.items[4]].items;
+    const auto is = [&](size_t i, Kind kind) {
+      return i < quantizer.size() && nodes_[quantizer[i]].kind == kind;
+    };
+    if (!is(0, Kind::kGlobal)) return Damaged(path, kBad);
+    const std::string& scheme = nodes_[quantizer[0]].text;
+    const bool by_channel = scheme == "torch.per_channel_affine";
+    if (!by_channel && scheme != "torch.per_tensor_affine") {
+      return LeaveOut(path, absl::StrCat("is a tensor quantized by ",
+                                         absl::CHexEscape(scheme.substr(0, kMostPath))));
+    }
+    const bool complete = by_channel
+                              ? quantizer.size() == 4 && is(1, Kind::kTensor) &&
+                                    is(2, Kind::kTensor) && is(3, Kind::kInt)
+                              : quantizer.size() == 3 && is(1, Kind::kFloat) && is(2, Kind::kInt);
+    if (!complete) return Damaged(path, kBad);
+    at::Tensor scales, zero_points;
+    const int64_t axis = by_channel ? nodes_[quantizer[3]].integer : 0;
+    if (by_channel) {
+      const auto dimensions = static_cast<int64_t>(spec->sizes.size());
+      if (axis < 0 || axis >= dimensions) return Damaged(path, kBad);
+      size_t next = 1;
+      for (at::Tensor* channels : {&scales, &zero_points}) {
+        DDP_ASSIGN_OR_RETURN(const std::optional<at::Tensor> part,
+                             PartOf(id, quantizer[next++], kBad, path, depth));
+        if (!part) return LeaveOut(path, "is quantized by what cannot be read");
+        *channels = *part;
+        const bool fits = !part->defined() || part->sizes() == c10::IntArrayRef(spec->sizes[axis]);
+        if (!fits) return Damaged(path, kBad);
+      }
+    }
+    DDP_ASSIGN_OR_RETURN(const c10::IValue loaded, load_tensor_(*spec, Whole{}, path));
+    if (!loaded.isTensor()) return true;  // CheckPickle: there are no values
+    const at::Tensor integers = loaded.toTensor();
+    if (SharesElements(integers, *spec)) return Damaged(path, kBad);
+    const auto options = integers.options().dtype(c10::toQIntType(spec->dtype));
+    if (integers.is_meta() && !only_check_) {
+      built_[id].value = at::empty(spec->sizes, options);
+      return true;
+    }
+    const absl::Status made = CatchStatus("a quantized tensor that torch refuses", [&] {
+      const at::Tensor empty =
+          by_channel ? at::_empty_per_channel_affine_quantized(spec->sizes, scales, zero_points,
+                                                               axis, options.device(at::kCPU))
+                     : at::_empty_affine_quantized({0}, options.device(at::kCPU),
+                                                   nodes_[quantizer[1]].real,
+                                                   nodes_[quantizer[2]].integer);
+      if (only_check_) return;  // its values were dropped
+      built_[id].value = empty.set_(integers.storage(), spec->offset, spec->sizes, spec->strides);
+    });
+    if (!made.ok()) return Damaged(path, made.message());
+    return true;
+  }
+
+  // Whether elements may share memory. Then there may be any number of them.
+  static bool SharesElements(const at::Tensor& tensor, const TensorSpec& spec) {
+    return static_cast<uint64_t>(tensor.numel()) > spec.storage_bytes / tensor.element_size();
+  }
+
+  // A tensor that another one is made of, with its values, all of which torch goes through. nullopt
+  // if it is left out; an undefined one in CheckPickle, where there are no values. `bad`: what the
+  // other one is if this one has more elements than its storage.
+  absl::StatusOr<std::optional<at::Tensor>> PartOf(NodeId id, NodeId item, absl::string_view bad,
+                                                   const std::string& path, int depth) {
+    DDP_ASSIGN_OR_RETURN(const bool is_there, BuildItem(id, item, path, depth));
+    if (!is_there) return std::nullopt;
+    if (!built_[item].value.isTensor()) return at::Tensor();
+    const at::Tensor part = built_[item].value.toTensor();
+    DDP_ASSIGN_OR_RETURN(TensorSpec spec, TensorSpecOf(nodes_, nodes_[item]));
+    if (SharesElements(part, spec)) return Damaged(path, bad);
+    if (only_check_) {  // its values were dropped
+      const Box all{std::vector<int64_t>(spec.sizes.size()), spec.sizes};
+      DDP_ASSIGN_OR_RETURN(const c10::IValue values, load_tensor_(spec, all, path));
+      return values.toTensor();
+    }
+    spec.used_at_once = true;
+    DDP_RETURN_IF_ERROR(load_tensor_(spec, Whole{}, path).status());
+    return part;
   }
 
   const std::vector<Node>& nodes_;

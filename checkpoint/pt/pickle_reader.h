@@ -15,9 +15,10 @@
 //                                             lazy conjugates and negatives stay lazy, and views of
 //                                             one storage stay views
 //   sparse tensors of all layouts             the same
+//   quantized tensors, per tensor or channel  the same, in memory of their own
 //   torch.device, torch.dtype, torch.layout   str: "cuda:0", "torch.float32", "torch.strided"
 //
-// Anything else (sets, quantized tensors, tensor subclasses, other classes) is Unimplemented, with
+// Anything else (sets, nested tensors, tensor subclasses, other classes) is Unimplemented, with
 // its path, or is left out: see ReadRequest::left_out.
 #pragma once
 

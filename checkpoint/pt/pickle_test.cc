@@ -192,6 +192,73 @@ TEST(PickleTest, SparseTensorsAreChecked) {
   ExpectRefused(sparse(indices + expanded + sizes), "bad sparse tensor");
 }
 
+// Whoever reads a file together with other ranks lets the reader leave storages unread.
+TEST(PickleTest, WhatASparseTensorIsMadeOfIsReadAtOnce) {
+  using namespace std::string_literals;
+  const std::string zero = "K\0"s;
+  const std::string indices =
+      TensorOf("K\x02", zero, "K\x01K\x02\x86", "K\x02K\x01\x86", "LongStorage");
+  const std::string values = TensorOf("K\x02", zero, "K\x02\x85", "K\x01\x85");
+  const std::string sparse = absl::StrCat(
+      "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\nX"
+      "\x10\0\0\0torch.sparse_coo\x85R("s,
+      indices, "q\0"s, values, "K\x04\x85ttRh\0\x86"s);
+  at::Tensor storage;
+  const auto load = [&](const TensorSpec& tensor, const Part&,
+                        const std::string&) -> absl::StatusOr<c10::IValue> {
+    if (tensor.dtype != at::kLong) return c10::IValue(at::ones(2));
+    if (!storage.defined()) storage = at::full({2}, 1'000'000, at::kLong);  // not read
+    if (tensor.used_at_once) storage.copy_(at::tensor({1, 3}, at::kLong));
+    return ViewOf(storage.storage(), tensor);
+  };
+  const auto read = ReadPickle(absl::StrCat("\x80\x02", sparse, "."), {}, load);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto both = read->value.toTupleRef().elements().vec();
+  EXPECT_TRUE(at::equal(both[0].toTensor().to_dense(), at::tensor({0.f, 1.f, 0.f, 1.f})));
+  EXPECT_TRUE(both[1].toTensor().is_alias_of(storage));
+}
+
+TEST(PickleTest, QuantizedTensorsAreChecked) {
+  using namespace std::string_literals;
+  const std::string zero = "K\0"s;
+  const auto quantized = [&](absl::string_view quantizer, absl::string_view sizes = "K\x02\x85",
+                             absl::string_view type = "QInt8Storage",
+                             absl::string_view strides = "K\x01\x85") {
+    return absl::StrCat("ctorch._utils\n_rebuild_qtensor\n((X\x07\0\0\0storagectorch\n"s, type,
+                        "\nX\x01\0\0\0"s, "0X\x03\0\0\0cpuK\x02tQK\0"s, sizes, strides, quantizer,
+                        "\x89}tR");
+  };
+  const auto scheme = [](absl::string_view name) { return absl::StrCat("(ctorch\n", name, "\n"); };
+  const std::string half = "G\x3f\xe0\0\0\0\0\0\0"s;  // 0.5
+  const std::string per_tensor = absl::StrCat(scheme("per_tensor_affine"), half, "K\x02t");
+  const auto read = Read(quantized(per_tensor));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(at::equal(read->toTensor().dequantize(), at::tensor({-1.f, -0.5f})));
+  ExpectRefused(quantized(scheme("per_tensor_affine") + "t"), "a bad quantized tensor");
+  ExpectRefused(quantized(scheme("per_tensor_affine") + "K\x01K\x02t"), "a bad quantized tensor");
+  ExpectRefused(quantized("K\x01\x85"), "a bad quantized tensor");
+  ExpectRefused(quantized(per_tensor, "K\x03\x85"), "beyond its storage");
+  ExpectRefused(quantized(per_tensor, "\x8a\x06\0\0\0\0\0\x01\x85"s, "QInt8Storage",
+                          absl::StrCat(zero, "\x85")),
+                "a bad quantized tensor");
+  ExpectUnsupported(quantized(per_tensor, "K\x02\x85", "QUInt4x2Storage"),
+                    "'/' is a tensor of torch.QUInt4x2Storage");
+  ExpectUnsupported(quantized(scheme("per_galaxy") + "t"), "is a tensor quantized by torch.per_g");
+
+  const auto by_channel = [&](int channels, absl::string_view axis) {
+    const std::string count = absl::StrCat("K", std::string(1, static_cast<char>(channels)));
+    const std::string sizes = count + "\x85";
+    return absl::StrCat(scheme("per_channel_affine"),
+                        TensorOf(count, zero, sizes, "K\x01\x85", "DoubleStorage"),
+                        TensorOf(count, zero, sizes, "K\x01\x85", "LongStorage"), axis, "t");
+  };
+  EXPECT_TRUE(Read(quantized(by_channel(2, zero))).ok())
+      << Read(quantized(by_channel(2, zero))).status();
+  ExpectRefused(quantized(by_channel(3, zero)), "a bad quantized tensor");
+  ExpectRefused(quantized(by_channel(2, "K\x01")), "a bad quantized tensor");
+  ExpectRefused(quantized(by_channel(2, "J\xff\xff\xff\xff")), "a bad quantized tensor");
+}
+
 TEST(PickleTest, MetadataOfTensors) {
   using namespace std::string_literals;
   const std::string zero = "K\0"s;

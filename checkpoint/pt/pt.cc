@@ -122,37 +122,46 @@ class Archive {
     return zip_.ReadRange(name, 0, nullptr, 0);  // an error if it cannot be read
   }
 
-  // `path` is that of a tensor in it.
-  absl::StatusOr<c10::Storage> Storage(const std::string& key, uint64_t bytes,
-                                       const std::string& path) {
+  // That of `tensor`, whose path is `path`.
+  absl::StatusOr<c10::Storage> Storage(const TensorSpec& tensor, const std::string& path) {
+    const std::string& key = tensor.key;
+    const uint64_t bytes = tensor.storage_bytes;
     const auto known = storages_.find(key);
     if (known != storages_.end()) {
-      if (known->second.nbytes() == bytes) return known->second;
-      return absl::DataLossError(absl::StrCat("gives storage ", key, " two sizes"));
+      if (known->second.nbytes() != bytes) {
+        return absl::DataLossError(absl::StrCat("gives storage ", key, " two sizes"));
+      }
+      const bool is_unread = tensor.used_at_once && unread_ != nullptr &&
+                             unread_->erase(known->second.unsafeGetStorageImpl()) > 0;
+      if (is_unread) DDP_RETURN_IF_ERROR(Fill(known->second, key, path));
+      return known->second;
     }
     DDP_RETURN_IF_ERROR(CheckStorage(key, bytes));
     const std::string name = StorageRecord(key);
-    const at::Tensor data = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+    const c10::Storage data = at::empty({static_cast<int64_t>(bytes)}, at::kByte).storage();
     read_.insert(name);
-    if (unread_ != nullptr && bytes >= kLeastUnread) {
+    if (unread_ != nullptr && bytes >= kLeastUnread && !tensor.used_at_once) {
       DDP_ASSIGN_OR_RETURN(const ZipReader::Place place, zip_.Find(name));
       unread_->emplace(
-          data.storage().unsafeGetStorageImpl(),
+          data.unsafeGetStorageImpl(),
           StoredBytes{place.offset, place.crc,
                       absl::StrCat(ZipReader::Mismatch(name), ": tensor '", path, "'")});
-      return storages_.emplace(key, data.storage()).first->second;
+    } else {
+      DDP_RETURN_IF_ERROR(Fill(data, key, path));
     }
-    const absl::Status status = zip_.Read(name, data.data_ptr());
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat(status.message(), ": tensor '", path, "'"));
-    }
-    return storages_.emplace(key, data.storage()).first->second;
+    return storages_.emplace(key, data).first->second;
+  }
+
+  absl::Status Fill(const c10::Storage& storage, const std::string& key, const std::string& path) {
+    const absl::Status status = zip_.Read(StorageRecord(key), storage.mutable_data());
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(status.message(), ": tensor '", path, "'"));
   }
 
   absl::StatusOr<c10::IValue> Tensor(const TensorSpec& tensor, const Part& part,
                                      const std::string& path) {
     if (std::holds_alternative<Whole>(part)) {
-      DDP_ASSIGN_OR_RETURN(c10::Storage storage, Storage(tensor.key, tensor.storage_bytes, path));
+      DDP_ASSIGN_OR_RETURN(c10::Storage storage, Storage(tensor, path));
       return ViewOf(std::move(storage), tensor);
     }
     DDP_RETURN_IF_ERROR(CheckStorage(tensor.key, tensor.storage_bytes));
@@ -162,7 +171,7 @@ class Archive {
   // Reads the tensor's storage, unless it has been read, and drops it.
   absl::Status CheckData(const TensorSpec& tensor, const std::string& path) {
     if (read_.contains(StorageRecord(tensor.key))) return absl::OkStatus();
-    DDP_RETURN_IF_ERROR(Storage(tensor.key, tensor.storage_bytes, path).status());
+    DDP_RETURN_IF_ERROR(Storage(tensor, path).status());
     storages_.clear();
     return absl::OkStatus();
   }

@@ -202,6 +202,34 @@ TEST(PythonFilesTest, SparseTensors) {
   EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument) << written;
 }
 
+TEST(PythonFilesTest, QuantizedTensors) {
+  const std::string path = Testdata("python_quantized.pt");
+  const auto tensors = ReadAll(path);
+  const at::Tensor values = at::arange(-6, 6, at::kFloat).reshape({3, 4});
+  const auto tensor = [&](const char* name) { return tensors.at(name).toTensor(); };
+  const auto is = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.scalar_type() == b.scalar_type() && a.qscheme() == b.qscheme() &&
+           at::equal(a.int_repr(), b.int_repr()) && at::equal(a.dequantize(), b.dequantize());
+  };
+  EXPECT_TRUE(is(tensor("qint8"), at::quantize_per_tensor(values, 0.5, 2, at::kQInt8)));
+  EXPECT_TRUE(is(tensor("quint8"), at::quantize_per_tensor(values, 0.25, 100, at::kQUInt8)));
+  EXPECT_TRUE(is(tensor("qint32"), at::quantize_per_tensor(values, 0.125, -3, at::kQInt32)));
+  const at::Tensor by_channel = at::quantize_per_channel(
+      values, at::tensor({0.5, 0.25, 1.0}), at::tensor({0, 1, -2}, at::kLong), 0, at::kQInt8);
+  EXPECT_TRUE(is(tensor("by channel"), by_channel));
+  EXPECT_TRUE(is(tensor("parameter"), by_channel));
+  EXPECT_TRUE(at::equal(tensor("view").dequantize(), values.slice(0, 1).slice(1, 2)));
+  const auto format = CreateFormat("pt").value();
+  const absl::StatusOr<State> shapes = format->Read(path, {.meta = true});
+  ASSERT_TRUE(shapes.ok()) << shapes.status();
+  EXPECT_EQ(shapes->root.at("by channel").toTensor().scalar_type(), at::kQInt8);
+  EXPECT_TRUE(format->Read(path, {.only_check = true}).ok());
+  EXPECT_TRUE(format->CheckComplete(path).ok());
+  const absl::Status written =
+      format->Write({.root = tensors}, testing::TempDir() + "/quantized.pt");
+  EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument) << written;
+}
+
 TEST(PythonFilesTest, LaterProtocols) {
   for (int protocol : {3, 4, 5}) {
     SCOPED_TRACE(protocol);
@@ -217,8 +245,8 @@ TEST(PythonFilesTest, WhatThereIsNoValueForIsNamedOrLeftOut) {
   const absl::Status refused = format->Read(path).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
   EXPECT_TRUE(absl::StrContains(refused.message(), path)) << refused;
-  EXPECT_TRUE(
-      absl::StrContains(refused.message(), "'quantized' is a quantized tensor, of QInt8Storage"))
+  EXPECT_TRUE(absl::StrContains(refused.message(),
+                                "'halves of bytes' is a tensor of torch.QUInt4x2Storage"))
       << refused;
   EXPECT_EQ(format->CheckComplete(path), refused);
   EXPECT_TRUE(format->Read(path, {.parts = {{"weights", Whole{}}}}).ok());
@@ -227,7 +255,8 @@ TEST(PythonFilesTest, WhatThereIsNoValueForIsNamedOrLeftOut) {
   const absl::StatusOr<State> read = format->Read(path, {.left_out = &left_out});
   ASSERT_TRUE(read.ok()) << read.status();
   const std::vector<std::string> expected = {
-      "'quantized' is a quantized tensor, of QInt8Storage",
+      "'halves of bytes' is a tensor of torch.QUInt4x2Storage",
+      "'nested' is a nested tensor",
       "'meta' is a tensor on the device meta, which has no values",
       "'subclass' is a tensor of the subclass '__main__.Subclass'",
       "'set' is a set",

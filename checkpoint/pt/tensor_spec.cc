@@ -70,8 +70,9 @@ absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const No
   const bool untyped = type.text == kUntypedStorage;
   const bool separate = untyped && tensor.items.size() == 5;
   const Node& dtype_node = separate ? nodes[tensor.items[4]] : type;
-  const DtypeName* dtype =
-      separate ? DtypeOfName(dtype_node.text) : DtypeOfStorage(dtype_node.text);
+  const DtypeName* dtype = tensor.kind == Kind::kQuantized ? IntegersOfStorage(dtype_node.text)
+                           : separate                      ? DtypeOfName(dtype_node.text)
+                                                           : DtypeOfStorage(dtype_node.text);
   if (dtype == nullptr || dtype_node.kind != Kind::kGlobal) {
     constexpr size_t kShown = 64;
     if (dtype_node.kind != Kind::kGlobal || untyped != separate ||

@@ -24,11 +24,13 @@ struct TensorSpec {
   // The elements are the conjugates, or the negatives, of what is in the storage.
   bool conj = false;
   bool neg = false;
+  // Whoever asks for it uses its values at once: they are in memory (not ReadRequest::unread).
+  bool used_at_once = false;
 };
 
-// The spec of a node of kind kTensor. DataLoss if torch writes no such tensor, or if it exceeds its
-// storage. Unimplemented, with the rest of a sentence ("is …"), for an element type that is not
-// known. Thread-safe.
+// The spec of a node of kind kTensor, or of a kQuantized one's integers. DataLoss if torch writes
+// no such tensor, or if it exceeds its storage. Unimplemented, with the rest of a sentence ("is
+// …"), for an element type that is not known. Thread-safe.
 absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const Node& tensor);
 
 }  // namespace ddp::checkpoint::pt

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/json.h"
@@ -262,6 +263,9 @@ absl::StatusOr<uint64_t> HeaderLength(absl::string_view start, uint64_t file_siz
   for (uint64_t i = 0; i < kLengthSize; ++i) {
     length |= uint64_t{static_cast<uint8_t>(start[i])} << (8 * i);
   }
+  if (absl::StartsWith(start, "PK\3\4")) {
+    return Broken("is no safetensors file but a zip archive, as torch.save writes");
+  }
   if (length > kMaxHeader) {
     return Broken(absl::StrCat("is no safetensors file: its first bytes would be a header of ",
                                length, " bytes"));
@@ -274,12 +278,16 @@ absl::StatusOr<uint64_t> HeaderLength(absl::string_view start, uint64_t file_siz
 }
 
 absl::StatusOr<Header> ReadHeader(const FileReader& file, std::string* bytes) {
-  std::string head(std::min<uint64_t>(file.size(), kLengthSize + 1), '\0');
+  std::string head(std::min(file.size(), kForeignHead), '\0');
   DDP_RETURN_IF_ERROR(file.ReadAt(0, head.data(), head.size()));
   const bool may_be_json = head.size() > kLengthSize && head[kLengthSize] == '{';
+  const std::string foreign = may_be_json ? "" : DescribeForeign(head, file.size());
   const auto damaged = [&](const absl::Status& status) {
-    const std::string message = absl::StrCat(file.path(), " ", status.message());
-    return may_be_json ? absl::DataLossError(message) : OfNoSuchFormat(message);
+    if (may_be_json) {
+      return absl::DataLossError(absl::StrCat(file.path(), " ", status.message()));
+    }
+    return OfNoSuchFormat(
+        absl::StrCat(file.path(), " ", foreign.empty() ? status.message() : foreign));
   };
   const absl::StatusOr<uint64_t> length = HeaderLength(head, file.size());
   if (!length.ok()) return damaged(length.status());

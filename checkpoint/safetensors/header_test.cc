@@ -235,6 +235,19 @@ TEST(HeaderTest, DepthAndLengthAreBounded) {
   }
 }
 
+TEST(HeaderTest, OtherProgramsFilesAreNamed) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/other.safetensors");
+  const auto error = [&](absl::string_view contents) {
+    EXPECT_TRUE(WriteFileAtomically(path, contents).ok());
+    const absl::StatusOr<FileReader> file = FileReader::Open(path);
+    return std::string(ReadHeader(file.value()).status().message());
+  };
+  EXPECT_EQ(error("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n"),
+            path + " is a pointer of git LFS and not the file itself: `git lfs pull` fetches that");
+  EXPECT_TRUE(absl::StrContains(error("<!DOCTYPE html><html>404"), "is an HTML page")) << path;
+  EXPECT_TRUE(absl::StrContains(error("PK\3\4 archive/data.pkl"), "a zip archive")) << path;
+}
+
 TEST(HeaderTest, FilesAreReadAndNamed) {
   const std::string path = absl::StrCat(testing::TempDir(), "/header_test.safetensors");
   std::vector<TensorEntry> tensors = {{.name = "x", .dtype = Dtype::kU8, .shape = {4}}};

@@ -1,6 +1,7 @@
 #include "ddp/trainer/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -178,10 +179,16 @@ absl::Status CheckMetricNames(const Task& task, const std::map<std::string, SumA
 
 std::string Describe(const Evaluation& evaluation) {
   std::string text;
+  const auto add = [&text](const std::string& name, double value) {
+    // The sign of a NaN says nothing.
+    absl::StrAppendFormat(&text, "%s %.4f", name, std::isnan(value) ? std::abs(value) : value);
+  };
   for (const auto& [name, value] : evaluation.metrics) {
-    absl::StrAppendFormat(&text, "%s %.4f ", name, value);
+    add(name, value);
+    text += ' ';
   }
-  return absl::StrCat(text, absl::StrFormat("loss %.4f", evaluation.loss));
+  add("loss", evaluation.loss);
+  return text;
 }
 
 absl::StatusOr<std::map<std::string, Total>> AddUp(

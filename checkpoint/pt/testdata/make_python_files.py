@@ -98,14 +98,30 @@ class Subclass(torch.Tensor):
     pass
 
 
+def quantized():
+    values = torch.arange(-6.0, 6.0).reshape(3, 4)
+    scales, zero_points = torch.tensor([0.5, 0.25, 1.0]), torch.tensor([0, 1, -2])
+    by_channel = torch.quantize_per_channel(values, scales, zero_points, 0, torch.qint8)
+    return {
+        "qint8": torch.quantize_per_tensor(values, 0.5, 2, torch.qint8),
+        "quint8": torch.quantize_per_tensor(values, 0.25, 100, torch.quint8),
+        "qint32": torch.quantize_per_tensor(values, 0.125, -3, torch.qint32),
+        "by channel": by_channel,
+        "parameter": torch.nn.Parameter(by_channel, requires_grad=False),
+        "view": torch.quantize_per_tensor(values, 0.5, 2, torch.qint8)[1:, 2:],
+    }
+
+
 def unsupported():
-    quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 2, torch.qint8)
+    scales, zero_points = torch.tensor([0.5, 0.25]), torch.tensor([0.0, 1.0])
+    halves_of_bytes = torch.quantize_per_channel(torch.arange(8.0).reshape(2, 4), scales, zero_points, 0, torch.quint4x2)
     itself = [1]
     itself.append(itself)
     return {
         "epoch": 3,
         "weights": torch.arange(3.0),
-        "quantized": quantized,
+        "halves of bytes": halves_of_bytes,
+        "nested": torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)]),
         "meta": torch.empty(2, device="meta"),
         "subclass": torch.arange(2.0).as_subclass(Subclass),
         "set": {1, 2},
@@ -135,6 +151,7 @@ def main():
     for protocol in (3, 4, 5):
         some = {"plain": plain(), "views": views()}
         save(some, "python_protocol_%d.pt" % protocol, pickle_protocol=protocol)
+    save(quantized(), "python_quantized.pt")
     save(unsupported(), "python_unsupported.pt")
 
     model = {"model": collections.OrderedDict({"fc.weight": torch.arange(6.0).reshape(2, 3)})}

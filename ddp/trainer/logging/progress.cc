@@ -24,6 +24,7 @@ constexpr absl::string_view kClearToEnd = "\x1b[K";
 
 std::string FormatLoss(double loss) {
   const double size = std::abs(loss);
+  if (std::isnan(loss)) return "nan";  // without its sign, which says nothing
   return absl::StrFormat(loss == 0 || (size >= 1e-3 && size < 1e4) ? "%.4f" : "%.3e", loss);
 }
 

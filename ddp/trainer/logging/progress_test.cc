@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -67,7 +68,10 @@ TEST(FormatTest, LossOfAnySize) {
   EXPECT_EQ(loss(0.00012345), " step 0/1 loss 1.234e-04");
   EXPECT_EQ(loss(-12.5), " step 0/1 loss -12.5000");
   EXPECT_EQ(loss(123456), " step 0/1 loss 1.235e+05");
-  EXPECT_EQ(loss(std::numeric_limits<double>::quiet_NaN()), " step 0/1 loss nan");
+  for (const double sign : {1.0, -1.0}) {
+    EXPECT_EQ(loss(std::copysign(std::numeric_limits<double>::quiet_NaN(), sign)),
+              " step 0/1 loss nan");
+  }
 }
 
 TEST(FormatTest, BarFillsTheWidthItIsGiven) {
