@@ -371,7 +371,7 @@ class Gathering::Source final : public TensorSource {
     const at::Tensor buffer = at::empty({buffer_size}, whole.options());
 
     const auto is_others = [](const RankShard& shard) { return shard.rank != 0; };
-    if (absl::c_any_of(tensor.parts.shards, is_others)) DDP_RETURN_IF_ERROR(Ask(index));
+    if (absl::c_any_of(tensor.parts.shards, is_others)) DDP_RETURN_IF_ERROR(RequestShards(index));
     for (size_t i = 0; i < targets.size(); ++i) {
       const auto& [from, shard] = tensor.parts.shards[i];
       const std::vector<int64_t> local = LocalShape(shard);
@@ -403,8 +403,8 @@ class Gathering::Source final : public TensorSource {
   }
 
  private:
-  // Collective.
-  absl::Status Ask(size_t index) {
+  // Collective: the other ranks send their shards of the tensor, or of its group, next.
+  absl::Status RequestShards(size_t index) {
     ended_ = gathering_.ranks_.Broadcast(absl::StrCat(index)).status();
     is_others_ = !ended_.ok();
     return ended_;
@@ -419,7 +419,7 @@ class Gathering::Source final : public TensorSource {
     const auto is_it = [&](const Group& held) { return held.number == group; };
     auto found = absl::c_find_if(held_, is_it);
     if (found == held_.end()) {
-      DDP_RETURN_IF_ERROR(Ask(index));
+      DDP_RETURN_IF_ERROR(RequestShards(index));
       if (held_.size() == kGroupsHeld) held_.pop_front();
       absl::StatusOr<std::vector<std::string>> all = gathering_.ranks_.Gather("");
       ended_ = all.status();

@@ -193,7 +193,7 @@ std::string EndReason(absl::string_view log, int exit_code) {
 QueueWatch::QueueWatch(Launcher& queue, absl::Duration interval)
     : queue_(queue), interval_(interval) {}
 
-absl::StatusOr<const QueueWatch::Answer*> QueueWatch::Ask(const std::vector<std::string>& ids) {
+absl::StatusOr<const QueueWatch::Answer*> QueueWatch::Query(const std::vector<std::string>& ids) {
   if (absl::Now() < next_) return nullptr;
   const bool first = next_ == absl::InfinitePast();
   absl::StatusOr<Answer> answer = queue_.Unfinished(ids);

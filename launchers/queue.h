@@ -67,7 +67,7 @@ absl::Status ForgetJob(const std::string& folder);
 //
 //   QueueWatch watch(queue);
 //   while (true) {
-//     DDP_ASSIGN_OR_RETURN(const QueueWatch::Answer* answer, watch.Ask(ids));
+//     DDP_ASSIGN_OR_RETURN(const QueueWatch::Answer* answer, watch.Query(ids));
 //     if (answer != nullptr && answer->empty()) break;  // all have ended
 //     …wait for a signal or a moment…
 //   }
@@ -82,9 +82,9 @@ class QueueWatch {
 
   // A new answer; null if it is not time to ask again, or if the queue has failed. The error if the
   // very first question fails: whoever waits for nothing yet need not begin to.
-  absl::StatusOr<const Answer*> Ask(const std::vector<std::string>& ids);
+  absl::StatusOr<const Answer*> Query(const std::vector<std::string>& ids);
 
-  // Returns when Ask may be of use again.
+  // Returns when Query may be of use again.
   absl::Time next() const { return next_; }
 
  private:

@@ -121,10 +121,10 @@ TEST(QueueWatchTest, AsksNotTwiceInAnInterval) {
   AnsweringQueue queue;
   queue.answers_ = {QueueWatch::Answer{{"1", "queued"}}, QueueWatch::Answer{}};
   QueueWatch watch(queue, absl::Hours(1));
-  const auto first = watch.Ask({"1", "2"});
+  const auto first = watch.Query({"1", "2"});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(**first, (QueueWatch::Answer{{"1", "queued"}}));
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(*watch.Ask({"1", "2"}), nullptr);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(*watch.Query({"1", "2"}), nullptr);
   EXPECT_EQ(queue.ids_, (std::vector<std::vector<std::string>>{{"1", "2"}}));
   EXPECT_GT(watch.next(), absl::Now());
 }
@@ -137,7 +137,7 @@ TEST(QueueWatchTest, PassesOverFailuresAndSaysSoOnce) {
   QueueWatch watch(queue, absl::ZeroDuration());
   testing::internal::CaptureStderr();
   for (const bool answers : {true, false, false, true, false, false}) {
-    const auto answer = watch.Ask({"1"});
+    const auto answer = watch.Query({"1"});
     ASSERT_TRUE(answer.ok()) << answer.status();
     EXPECT_EQ(*answer != nullptr, answers);
   }
@@ -151,7 +151,7 @@ TEST(QueueWatchTest, FirstQuestionThatFailsIsAnError) {
     AnsweringQueue queue;
     queue.answers_ = {failure};
     testing::internal::CaptureStderr();
-    EXPECT_EQ(QueueWatch(queue).Ask({"1"}).status(), failure);
+    EXPECT_EQ(QueueWatch(queue).Query({"1"}).status(), failure);
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   }
 }

@@ -561,7 +561,7 @@ class Sweep {
     }
     unfinished_.clear();
     if (all.empty()) return std::optional<size_t>(0);
-    DDP_ASSIGN_OR_RETURN(const launchers::QueueWatch::Answer* const answer, watch.Ask(all));
+    DDP_ASSIGN_OR_RETURN(const launchers::QueueWatch::Answer* const answer, watch.Query(all));
     if (answer == nullptr) return std::optional<size_t>();
     size_t count = 0;
     // All jobs share one deadline: a hundred may have been cancelled at once.
