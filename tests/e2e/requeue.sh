@@ -157,10 +157,16 @@ attempts_are 2 || fail "attempts: $(cat "$folder/attempts")"
 is_as_uninterrupted
 say "a preempted job goes on"
 
-# The other node's rank is still there when SLURM believes it lost, and ends as its peer is gone.
+# The other node's rank is still there when SLURM believes it lost, and ends as its peer is gone. The
+# ranks are stopped until then, so that they do not end before.
+is_interrupted() { [[ $(squeue --noheader --format=%t --jobs="$1") != R ]]; }
 begin lost
 becomes_true more_steps_than 0
+# shellcheck disable=SC2046  # words
+kill -STOP $(job_ranks)
 slurm_cluster_stop_node 127.0.0.2
+becomes_true is_interrupted "$id"
+for pid in $(job_ranks); do kill -CONT "$pid" || true; done
 becomes_true waits_in_queue "$id"
 slurm_cluster_start_node 127.0.0.2
 sleep 5
