@@ -38,7 +38,9 @@ PY
 }
 
 slurm_cluster_write_config() {
-  local folder=$1 user host ports
+  local folder=$1 user host ports cpus
+  # nproc takes OMP_NUM_THREADS for an answer.
+  cpus=$(env -u OMP_NUM_THREADS nproc)
   user=$(id -un)
   host=$(hostname -s)
   read -r -a ports <<<"$(slurm_cluster_free_ports 3)"
@@ -68,8 +70,8 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
 KillWait=5
-NodeName=127.0.0.1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=$(nproc)
-NodeName=127.0.0.2 NodeHostname=$host NodeAddr=127.0.0.2 Port=${ports[2]} CPUs=$(nproc)
+NodeName=127.0.0.1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=$cpus
+NodeName=127.0.0.2 NodeHostname=$host NodeAddr=127.0.0.2 Port=${ports[2]} CPUs=$cpus
 PartitionName=main Nodes=127.0.0.[1-2] Default=YES MaxTime=60 State=UP OverSubscribe=YES
 ${slurm_cluster_more:-}
 CONF
