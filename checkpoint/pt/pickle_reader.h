@@ -15,7 +15,7 @@
 //                                             lazy conjugates and negatives stay lazy, and views of
 //                                             one storage stay views
 //   sparse tensors of all layouts             the same
-//   quantized tensors, per tensor or channel  the same, in memory of their own
+//   quantized tensors, per tensor or channel  the same
 //   torch.device, torch.dtype, torch.layout   str: "cuda:0", "torch.float32", "torch.strided"
 //
 // Anything else (sets, nested tensors, tensor subclasses, other classes) is Unimplemented, with

@@ -164,6 +164,15 @@ TEST(PickleTest, TensorsStayWithinTheirStorage) {
   ExpectRefused(TensorOf("J\xff\xff\xff\x7f", zero, "K\x02\x85", "K\x01\x85"), "no such storage");
 }
 
+// _rebuild_sparse_tensor of the opcodes of its arguments beside the layout.
+std::string SparseOf(absl::string_view data, absl::string_view layout = "coo") {
+  using namespace std::string_literals;
+  const std::string name = absl::StrCat("torch.sparse_", layout);
+  return absl::StrCat(
+      "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\nX",
+      std::string(1, static_cast<char>(name.size())), "\0\0\0"s, name, "\x85R(", data, "ttR");
+}
+
 // Storages here hold the bytes 0, 1, 2, …, so that each index is far beyond the sizes.
 TEST(PickleTest, SparseTensorsAreChecked) {
   using namespace std::string_literals;
@@ -172,24 +181,18 @@ TEST(PickleTest, SparseTensorsAreChecked) {
       TensorOf("K\x02", zero, "K\x02K\x01\x86", "K\x01K\x01\x86", "LongStorage");
   const std::string values = TensorOf("K\x01", zero, "K\x01\x85", "K\x01\x85");
   const std::string sizes = "K\x03K\x04\x86";
-  const auto sparse = [&](absl::string_view data, absl::string_view layout = "coo") {
-    const std::string name = absl::StrCat("torch.sparse_", layout);
-    return absl::StrCat(
-        "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\nX",
-        std::string(1, static_cast<char>(name.size())), "\0\0\0"s, name, "\x85R(", data, "ttR");
-  };
-  ExpectRefused(sparse(indices + values + sizes), "a sparse tensor that torch refuses");
-  ExpectRefused(sparse(indices + values + sizes + "\x88"), "a sparse tensor that torch refuses");
-  ExpectRefused(sparse(indices + indices + values + sizes, "csr"), "sparse tensor that torch");
-  ExpectRefused(sparse(indices + values + sizes, "csr"), "incomplete");
-  ExpectRefused(sparse(indices + values + sizes, "xyz"), "unknown layout");
-  ExpectRefused(sparse(indices + "K\x01" + sizes), "bad sparse tensor");
-  ExpectRefused(sparse(indices + values + "J\xff\xff\xff\xff\x85"), "bad sizes");
+  ExpectRefused(SparseOf(indices + values + sizes), "a sparse tensor that torch refuses");
+  ExpectRefused(SparseOf(indices + values + sizes + "\x88"), "a sparse tensor that torch refuses");
+  ExpectRefused(SparseOf(indices + indices + values + sizes, "csr"), "sparse tensor that torch");
+  ExpectRefused(SparseOf(indices + values + sizes, "csr"), "incomplete");
+  ExpectRefused(SparseOf(indices + values + sizes, "xyz"), "unknown layout");
+  ExpectRefused(SparseOf(indices + "K\x01" + sizes), "bad sparse tensor");
+  ExpectRefused(SparseOf(indices + values + "J\xff\xff\xff\xff\x85"), "bad sizes");
   // 2^40 values in four bytes: it takes too long to look at all.
   const std::string expanded =
       TensorOf("K\x01", zero, "\x8a\x06\0\0\0\0\0\x01\x85"s, absl::StrCat(zero, "\x85"));
   EXPECT_TRUE(Read(expanded).ok()) << Read(expanded).status();
-  ExpectRefused(sparse(indices + expanded + sizes), "bad sparse tensor");
+  ExpectRefused(SparseOf(indices + expanded + sizes), "bad sparse tensor");
 }
 
 // Whoever reads a file together with other ranks lets the reader leave storages unread.
@@ -199,10 +202,8 @@ TEST(PickleTest, WhatASparseTensorIsMadeOfIsReadAtOnce) {
   const std::string indices =
       TensorOf("K\x02", zero, "K\x01K\x02\x86", "K\x02K\x01\x86", "LongStorage");
   const std::string values = TensorOf("K\x02", zero, "K\x02\x85", "K\x01\x85");
-  const std::string sparse = absl::StrCat(
-      "ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\nX"
-      "\x10\0\0\0torch.sparse_coo\x85R("s,
-      indices, "q\0"s, values, "K\x04\x85ttRh\0\x86"s);
+  const std::string twice =
+      absl::StrCat(SparseOf(absl::StrCat(indices, "q\0"s, values, "K\x04\x85")), "h\0\x86"s);
   at::Tensor storage;
   const auto load = [&](const TensorSpec& tensor, const Part&,
                         const std::string&) -> absl::StatusOr<c10::IValue> {
@@ -211,7 +212,7 @@ TEST(PickleTest, WhatASparseTensorIsMadeOfIsReadAtOnce) {
     if (tensor.used_at_once) storage.copy_(at::tensor({1, 3}, at::kLong));
     return ViewOf(storage.storage(), tensor);
   };
-  const auto read = ReadPickle(absl::StrCat("\x80\x02", sparse, "."), {}, load);
+  const auto read = ReadPickle(absl::StrCat("\x80\x02", twice, "."), {}, load);
   ASSERT_TRUE(read.ok()) << read.status();
   const auto both = read->value.toTupleRef().elements().vec();
   EXPECT_TRUE(at::equal(both[0].toTensor().to_dense(), at::tensor({0.f, 1.f, 0.f, 1.f})));

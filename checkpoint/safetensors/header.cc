@@ -263,9 +263,6 @@ absl::StatusOr<uint64_t> HeaderLength(absl::string_view start, uint64_t file_siz
   for (uint64_t i = 0; i < kLengthSize; ++i) {
     length |= uint64_t{static_cast<uint8_t>(start[i])} << (8 * i);
   }
-  if (absl::StartsWith(start, "PK\3\4")) {
-    return Broken("is no safetensors file but a zip archive, as torch.save writes");
-  }
   if (length > kMaxHeader) {
     return Broken(absl::StrCat("is no safetensors file: its first bytes would be a header of ",
                                length, " bytes"));
@@ -281,7 +278,10 @@ absl::StatusOr<Header> ReadHeader(const FileReader& file, std::string* bytes) {
   std::string head(std::min(file.size(), kForeignHead), '\0');
   DDP_RETURN_IF_ERROR(file.ReadAt(0, head.data(), head.size()));
   const bool may_be_json = head.size() > kLengthSize && head[kLengthSize] == '{';
-  const std::string foreign = may_be_json ? "" : DescribeForeign(head, file.size());
+  std::string foreign = may_be_json ? "" : DescribeForeign(head, file.size());
+  if (!may_be_json && absl::StartsWith(head, "PK\3\4")) {
+    foreign = "is no safetensors file but a zip archive, as torch.save writes";
+  }
   const auto damaged = [&](const absl::Status& status) {
     if (may_be_json) {
       return absl::DataLossError(absl::StrCat(file.path(), " ", status.message()));

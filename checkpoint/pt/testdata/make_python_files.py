@@ -114,7 +114,8 @@ def quantized():
 
 def unsupported():
     scales, zero_points = torch.tensor([0.5, 0.25]), torch.tensor([0.0, 1.0])
-    halves_of_bytes = torch.quantize_per_channel(torch.arange(8.0).reshape(2, 4), scales, zero_points, 0, torch.quint4x2)
+    values = torch.arange(8.0).reshape(2, 4)
+    halves_of_bytes = torch.quantize_per_channel(values, scales, zero_points, 0, torch.quint4x2)
     itself = [1]
     itself.append(itself)
     return {
