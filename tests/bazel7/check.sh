@@ -165,11 +165,12 @@ fi
 in_root ./bazelw run --config=no_registry --noshow_progress //tools:train -- \
   --nproc_per_node=2 --max_steps=20 >"$root/train.log" 2>&1 || fail "//tools:train: $(tail -n 20 "$root/train.log")"
 say "//tools:train trains: $(tail -n 1 "$root/train.log")"
-in_root tests/external_workspace/check.sh --config=no_registry || fail "the external module"
-say "another module takes single targets, also with its own Abseil"
 if [[ -n $launching ]]; then
   install_in "$root" openmpi-bin slurm-wlm munge python3-torch || no_root "its launchers"
-  in_root env TRAIN=/repository/bazel-bin/tools/train tests/e2e/readme_launch.sh || fail "the README's launch lines"
+  in_root env USE_LIBUV=0 TORCHRUN="python3 tests/bazel7/torchrun_without_libuv.py" \
+    TRAIN=/repository/bazel-bin/tools/train tests/e2e/readme_launch.sh || fail "the README's launch lines"
   say "the README's launch lines train"
 fi
+in_root tests/external_workspace/check.sh --config=no_registry || fail "the external module"
+say "another module takes single targets, also with its own Abseil"
 analyse_as_workspace

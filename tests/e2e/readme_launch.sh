@@ -24,10 +24,13 @@ mapfile -t lines < <(sed -n '/^## Launching$/,/^`/s/^    \([^#]*[^# ]\) *#.*/\1/
 ((${#lines[@]} >= 5)) || fail "the README has ${#lines[@]} launch lines"
 for line in "${lines[@]}"; do
   rm -rf "$scratch/log" "$scratch/checkpoint"
-  more=
-  if [[ $line == *--launcher=slurm* ]]; then more="--slurm_wait --stage_dir=$scratch/stage"; fi
+  more='' ranks=2
+  if [[ $line == *--launcher=slurm* ]]; then
+    more="--slurm_wait --stage_dir=$scratch/stage" ranks=4  # two on each node: the default
+  fi
   eval "$line ${steps[*]} $more" >"$scratch/out" 2>&1 || fail "$line: $(tail -n 20 "$scratch/out")"
-  [[ $line == *--nproc_per_node=1 ]] || grep -q "rank 0 of 2," "$scratch/out" || fail "$line: not two ranks"
+  [[ $line == *--nproc_per_node=1 ]] || grep -q "rank 0 of $ranks," "$scratch/out" ||
+    fail "$line: not $ranks ranks: $(tail -n 20 "$scratch/out")"
   [[ -n $(result_of "$scratch/out") ]] || fail "$line: no result in $(tail -n 20 "$scratch/out")"
   say "passed: $line"
 done
