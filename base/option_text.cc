@@ -1,5 +1,6 @@
 #include "base/option_text.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -40,7 +41,13 @@ absl::Status ParseOption(absl::string_view text, int& value) {
 
 absl::Status ParseOption(absl::string_view text, int64_t& value) {
   if (absl::SimpleAtoi(text, &value)) return absl::OkStatus();
-  return absl::InvalidArgumentError("is not a whole number");
+  absl::string_view digits = text;
+  const bool is_negative = absl::ConsumePrefix(&digits, "-");
+  if (digits.empty() || !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit)) {
+    return absl::InvalidArgumentError("is not a whole number");
+  }
+  return absl::InvalidArgumentError(is_negative ? "is too small a number"
+                                                : "is too large a number");
 }
 
 absl::Status ParseOption(absl::string_view text, double& value) {

@@ -29,15 +29,16 @@ constexpr int kSignalBase = 128;
 constexpr char kQueued[] = "queued";
 constexpr char kEnded[] = "ended";
 
+std::string LogOf(const FollowOptions& options) {
+  return absl::StrCat(options.folder, "/", BatchJob::kLog);
+}
+
 class Follower {
  public:
   explicit Follower(const FollowOptions& options)
-      : options_(options),
-        log_(absl::StrCat(options.folder, "/", BatchJob::kLog)),
-        interval_(options.first_queue_interval) {}
+      : options_(options), log_(LogOf(options)), interval_(options.first_queue_interval) {}
 
-  absl::StatusOr<LaunchResult> Run() {
-    DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+  absl::StatusOr<LaunchResult> Run(SignalPipe& signals) {
     while (true) {
       // The code is read before the log is copied: if there is one, the log is complete.
       const std::optional<int> code = ReadExitCode(options_.folder);
@@ -56,7 +57,7 @@ class Follower {
       pollfd wait = {.fd = signals.fd(), .events = POLLIN, .revents = 0};
       poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(options_.log_interval)));
       for (const int signal : signals.Take()) {
-        if (signal != SIGCHLD) return Interrupted(signal);  // squeue is a child
+        if (signal != SIGCHLD) return Interrupted(options_, signal);  // squeue is a child
       }
     }
   }
@@ -129,23 +130,6 @@ class Follower {
     return state_;
   }
 
-  absl::StatusOr<LaunchResult> Interrupted(int signal) const {
-    LaunchResult result = {.exit_code = kSignalBase + signal, .failed_rank = -1, .description = {}};
-    if (options_.cancel_on_interrupt) {
-      const absl::Status cancelled = Cancel({options_.id}).status;
-      result.description = absl::StrCat(
-          "interrupted: job ", options_.id,
-          cancelled.ok() ? " is cancelled"
-                         : absl::StrCat(" could not be cancelled: ", cancelled.message()),
-          "; log: ", log_);
-    } else {
-      result.description =
-          absl::StrCat("interrupted: job ", options_.id, " goes on; watch it with 'tail -f ", log_,
-                       "', cancel it with 'scancel ", options_.id, "'");
-    }
-    return result;
-  }
-
   const FollowOptions options_;
   const std::string log_;
   uint64_t copied_ = 0;  // bytes of the log
@@ -159,8 +143,25 @@ class Follower {
 
 }  // namespace
 
-absl::StatusOr<LaunchResult> Follow(const FollowOptions& options) {
-  return Follower(options).Run();
+absl::StatusOr<LaunchResult> Follow(const FollowOptions& options, SignalPipe& signals) {
+  return Follower(options).Run(signals);
+}
+
+LaunchResult Interrupted(const FollowOptions& options, int signal) {
+  LaunchResult result = {.exit_code = kSignalBase + signal, .failed_rank = -1, .description = {}};
+  if (options.cancel_on_interrupt) {
+    const absl::Status cancelled = Cancel({options.id}).status;
+    result.description = absl::StrCat(
+        "interrupted: job ", options.id,
+        cancelled.ok() ? " is cancelled"
+                       : absl::StrCat(" could not be cancelled: ", cancelled.message()),
+        "; log: ", LogOf(options));
+  } else {
+    result.description =
+        absl::StrCat("interrupted: job ", options.id, " goes on; watch it with 'tail -f ",
+                     LogOf(options), "', cancel it with 'scancel ", options.id, "'");
+  }
+  return result;
 }
 
 }  // namespace ddp::launchers::slurm

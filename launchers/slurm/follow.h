@@ -1,7 +1,10 @@
 // Waits for a submitted job: copies its log to standard output as it grows, and says on standard
 // error when its state changes.
 //
-//   DDP_ASSIGN_OR_RETURN(LaunchResult result, Follow({.id = "12", .folder = "/stage/jobs/a"}));
+//   DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
+//   … submit …
+//   DDP_ASSIGN_OR_RETURN(LaunchResult result,
+//                        Follow({.id = "12", .folder = "/stage/jobs/a"}, signals));
 //   return result.exit_code;
 #pragma once
 
@@ -9,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/signal_pipe.h"
 #include "launchers/launcher.h"
 
 namespace ddp::launchers::slurm {
@@ -28,11 +32,14 @@ struct FollowOptions {
   absl::Duration patience = absl::Seconds(10);
 };
 
-// Returns the job's exit code once it has ended, also if SLURM has begun it again meanwhile, or 130
-// after a signal; the description names the
-// log, and says what became of the job. Cancelled if the job has left the queue without an exit
-// code. Catches signals (base/signal_pipe.h), so it is not thread-safe: only one call at a time may
-// run in a process.
-absl::StatusOr<LaunchResult> Follow(const FollowOptions& options);
+// Returns the job's exit code once it has ended, also if SLURM has begun it again meanwhile, or
+// what Interrupted returns after a signal, also one that came before the call; the description
+// names the log, and says what became of the job. Cancelled if the job has left the queue without
+// an exit code. Thread-compatible.
+absl::StatusOr<LaunchResult> Follow(const FollowOptions& options, SignalPipe& signals);
+
+// Cancels the job after `signal`, or leaves it, as the options say, and describes that. The exit
+// code is that of the signal: 130 for SIGINT. Thread-safe.
+LaunchResult Interrupted(const FollowOptions& options, int signal);
 
 }  // namespace ddp::launchers::slurm

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/signal_pipe.h"
 #include "gtest/gtest.h"
 #include "launchers/slurm/fake_commands.h"
 
@@ -19,6 +20,8 @@ class FollowTest : public testing::Test {
   // Follows job 7 in the folder of the commands: each look at the queue is one step of the job.
   absl::StatusOr<LaunchResult> Follow7(bool cancel = false,
                                        absl::Duration patience = absl::Milliseconds(300)) {
+    absl::StatusOr<SignalPipe> signals = SignalPipe::Install();
+    if (!signals.ok()) return signals.status();
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     absl::StatusOr<LaunchResult> result = Follow({.id = "7",
@@ -27,7 +30,8 @@ class FollowTest : public testing::Test {
                                                   .log_interval = absl::Milliseconds(1),
                                                   .first_queue_interval = absl::Milliseconds(5),
                                                   .last_queue_interval = absl::Milliseconds(20),
-                                                  .patience = patience});
+                                                  .patience = patience},
+                                                 *signals);
     out_ = testing::internal::GetCapturedStdout();
     err_ = testing::internal::GetCapturedStderr();
     return result;

@@ -286,8 +286,11 @@ absl::StatusOr<std::string> SubmitScript(const std::string& path, absl::Duration
     return WithoutAnswer(path, cluster, Failed({"sbatch"}, *result).message());
   }
   if (result->exit_code != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sbatch refuses the job: ", OneLine(result->err, "sbatch")));
+    // A site's wrapper may say why on its standard output.
+    std::string why = OneLine(result->err, "sbatch");
+    if (why.empty()) why = OneLine(result->out, "sbatch");
+    if (why.empty()) why = absl::StrCat("exit code ", result->exit_code, ", without a word");
+    return absl::FailedPreconditionError(absl::StrCat("sbatch refuses the job: ", why));
   }
   // sbatch prints "ID" or "ID;CLUSTER", after whatever a site's plug-in prints.
   const std::vector<std::string> lines =

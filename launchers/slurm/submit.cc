@@ -1,6 +1,7 @@
 #include "launchers/slurm/submit.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,6 +31,7 @@
 #include "base/file.h"
 #include "base/option_error.h"
 #include "base/options.h"
+#include "base/signal_pipe.h"
 #include "base/status.h"
 #include "launchers/queue.h"
 #include "launchers/slurm/follow.h"
@@ -462,6 +464,8 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
     DDP_RETURN_IF_ERROR(Submit({job}, 0, {}, stdout).status());
     return LaunchResult();
   }
+  // A signal takes effect once the id is known: sbatch may have sent its request.
+  DDP_ASSIGN_OR_RETURN(SignalPipe signals, SignalPipe::Install());
   absl::StatusOr<std::string> folder = MakeJobFolder(job.folder);
   if (!folder.ok()) return StageDirError(slurm, folder.status());
   job.folder = *std::move(folder);
@@ -471,11 +475,15 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
     rmdir(job.folder.c_str());  // not empty if the job was submitted nevertheless
     return status;
   }
-  if (!slurm.wait) return LaunchResult();
   DDP_ASSIGN_OR_RETURN(const std::vector<std::string> ids, ReadJobIds(job.folder));
-  return Follow({.id = ids.back(),
-                 .folder = job.folder,
-                 .cancel_on_interrupt = slurm.on_interrupt == "cancel"});
+  const FollowOptions follow = {.id = ids.back(),
+                                .folder = job.folder,
+                                .cancel_on_interrupt = slurm.on_interrupt == "cancel"};
+  if (slurm.wait) return Follow(follow, signals);
+  for (const int signal : signals.Take()) {
+    if (signal != SIGCHLD) return Interrupted(follow, signal);  // sbatch is a child
+  }
+  return LaunchResult();
 }
 
 }  // namespace ddp::launchers::slurm

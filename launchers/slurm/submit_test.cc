@@ -97,9 +97,39 @@ TEST_F(SubmitTest, WaitsForTheJob) {
   EXPECT_TRUE(absl::EndsWith(out_, "ran --x=a b\n")) << out_;
 }
 
+// Its id would be lost otherwise, and nobody could cancel it.
+TEST_F(SubmitTest, SignalDuringSbatchWaitsForTheId) {
+  commands_.Write("squeue", "echo 41 R");
+  commands_.Write("scancel", "echo \"$@\" >>$HERE/cancelled");
+  commands_.Write("sbatch", "kill -TERM $PPID; sleep 0.2; echo 41");
+  for (const bool wait : {false, true}) {
+    SCOPED_TRACE(wait);
+    slurm().wait = wait;
+    slurm().on_interrupt = "leave";
+    const absl::StatusOr<LaunchResult> left = Run();
+    ASSERT_TRUE(left.ok()) << left.status();
+    EXPECT_EQ(left->exit_code, 143);
+    EXPECT_TRUE(absl::StrContains(left->description, "interrupted: job 41 goes on"))
+        << left->description;
+    EXPECT_EQ(commands_.Contents("cancelled"), "none");
+    slurm().on_interrupt = "cancel";
+    const absl::StatusOr<LaunchResult> cancelled = Run();
+    ASSERT_TRUE(cancelled.ok()) << cancelled.status();
+    EXPECT_EQ(cancelled->exit_code, 143);
+    EXPECT_TRUE(absl::StrContains(cancelled->description, "job 41 is cancelled"))
+        << cancelled->description;
+    EXPECT_EQ(commands_.Contents("cancelled"), "41\n");
+    fs::remove(absl::StrCat(commands_.folder(), "/cancelled"));
+  }
+}
+
 TEST_F(SubmitTest, RefusedJobLeavesNothing) {
   commands_.Write("sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1");
   EXPECT_EQ(Run().status().message(), "sbatch refuses the job: no such partition");
+  commands_.Write("sbatch", "echo 'not on this login node'; exit 1");
+  EXPECT_EQ(Run().status().message(), "sbatch refuses the job: not on this login node");
+  commands_.Write("sbatch", "exit 3");
+  EXPECT_EQ(Run().status().message(), "sbatch refuses the job: exit code 3, without a word");
   EXPECT_EQ(out_, "");
   EXPECT_TRUE(JobFolders().empty());
 }
