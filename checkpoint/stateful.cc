@@ -24,6 +24,10 @@ std::string Printed(const c10::IValue& value) {
   return text.str();
 }
 
+std::string Difference(absl::string_view option, absl::string_view now, absl::string_view saved) {
+  return absl::StrCat("with ", option, " ", now, ", saved ", saved);
+}
+
 bool Has(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -118,11 +122,25 @@ absl::Status TakePerRankOf(const Component& component, const Saved& saved, State
 
 void LoadNotes::AddDifference(absl::string_view option, const c10::IValue& now,
                               const c10::IValue& saved) {
+  compared_.emplace(option);
   const std::string new_text = Printed(now), old_text = Printed(saved);
   if (new_text == old_text) return;
   // Parameter groups and phases may all have it.
-  std::string line = absl::StrCat("with ", option, " ", new_text, ", saved ", old_text);
-  if (std::find(lines_.begin(), lines_.end(), line) == lines_.end()) Add(std::move(line));
+  std::string line = Difference(option, new_text, old_text);
+  if (!Has(lines_, line)) Add(std::move(line));
+}
+
+void LoadNotes::AddConfigured(const std::string& option, absl::string_view now,
+                              absl::string_view saved) {
+  configured_.emplace_back(option, Difference(option, now, saved));
+}
+
+std::vector<std::string> LoadNotes::lines() const {
+  std::vector<std::string> all = lines_;
+  for (const auto& [option, line] : configured_) {
+    if (compared_.count(option) == 0) all.push_back(line);
+  }
+  return all;
 }
 
 absl::Status InsertComponent(const Component& component, const State& state, State& checkpoint) {

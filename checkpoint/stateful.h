@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,11 +49,17 @@ class LoadNotes {
   // An option of the run, which counts, is not the one that was saved: "with momentum 0.5, saved
   // 0.9". Adds nothing if they are the same.
   void AddDifference(absl::string_view option, const c10::IValue& now, const c10::IValue& saved);
+  // The same, where only the configurations of the two runs tell: left out if AddDifference is
+  // called for the option, before or after.
+  void AddConfigured(const std::string& option, absl::string_view now, absl::string_view saved);
 
-  const std::vector<std::string>& lines() const { return lines_; }
+  // In the order in which they were added, what configurations tell last.
+  std::vector<std::string> lines() const;
 
  private:
   std::vector<std::string> lines_;
+  std::set<std::string> compared_;                               // options of AddDifference
+  std::vector<std::pair<std::string, std::string>> configured_;  // options and lines
 };
 
 // The state of a component is a State of its own: `root` has what is replicated, the same on every

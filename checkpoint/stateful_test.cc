@@ -141,5 +141,16 @@ TEST(LoadNotesTest, DifferencesAreSaidOnce) {
   EXPECT_EQ(notes.lines(), std::vector<std::string>{"with momentum 0.5, saved 0.9"});
 }
 
+TEST(LoadNotesTest, ConfigurationsTellWhatNoComponentCompares) {
+  LoadNotes notes;
+  notes.AddConfigured("momentum", "0.5", "0.9");
+  notes.AddConfigured("lr", "0.1", "0.10");
+  notes.AddConfigured("batch_size", "7", "64");
+  notes.AddDifference("momentum", 0.5, 0.9);
+  notes.AddDifference("lr", 0.1, 0.1);
+  EXPECT_EQ(notes.lines(), (std::vector<std::string>{"with momentum 0.5, saved 0.9",
+                                                     "with batch_size 7, saved 64"}));
+}
+
 }  // namespace
 }  // namespace ddp::checkpoint

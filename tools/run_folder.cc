@@ -7,10 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/file.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/name.h"
+#include "checkpoint/stateful.h"
+#include "ddp/config/effective.h"
 #include "ddp/config/run_record.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/callback.h"
@@ -39,11 +43,25 @@ class RunRecorder final : public trainer::Callback {
   const std::string folder_;
 };
 
+// Whether the option says what the run computes, as opposed to where it runs and what it leaves.
+bool IsOfTheResult(absl::string_view path) {
+  for (const absl::string_view group : {"launcher.", "checkpoint.", "log.", "group.", "stop_"}) {
+    if (absl::StartsWith(path, group)) return false;
+  }
+  return path != "predictions" && path != "eval_only" && path != "dry_run";
+}
+
 }  // namespace
 
 void RecordRun(const config::Program& program, trainer::TrainerOptions& options) {
   options.hyper_parameters = program.options().Table();
   options.configuration = program.Configuration();
+  options.compare_configuration = [list = &program.options(), now = options.configuration](
+                                      const std::string& saved, checkpoint::LoadNotes& notes) {
+    for (const config::OptionDifference& one : config::Differences(*list, now, saved)) {
+      if (IsOfTheResult(one.path)) notes.AddConfigured(one.path, one.now, one.then);
+    }
+  };
   for (const char* const name : {"log_dir", "redirects", "tee"}) {
     if (!options.dry_run) break;
     program.options().Set(absl::StrCat("launcher.local.", name), "").IgnoreError();

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/digest.h"
 #include "base/option_text.h"
+#include "yaml-cpp/yaml.h"
 
 namespace ddp::config {
 namespace {
@@ -160,6 +161,50 @@ std::string ToYaml(const OptionList& list) {
   return text;
 }
 
+namespace {
+
+// Deeper than the groups of any program: a text from a file may contain itself.
+constexpr int kMostLevels = 20;
+
+void AddValues(const YAML::Node& node, const std::string& path, int level,
+               std::map<std::string, std::string>& values) {
+  if (level > kMostLevels) return;
+  if (node.IsScalar()) {
+    values[path] = node.Scalar();
+  } else if (node.IsSequence()) {
+    std::vector<std::string> elements;
+    for (const YAML::Node& element : node) {
+      elements.push_back(element.IsScalar() ? element.Scalar() : "");
+    }
+    values[path] = absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
+  } else if (node.IsMap()) {
+    for (const auto& entry : node) {
+      if (!entry.first.IsScalar()) continue;
+      AddValues(entry.second, absl::StrCat(path, path.empty() ? "" : ".", entry.first.Scalar()),
+                level + 1, values);
+    }
+  }
+}
+
+// The values of what ToYaml has written; none of what is no YAML.
+std::map<std::string, std::string> ByPath(const std::string& yaml) {
+  std::map<std::string, std::string> values;
+  try {
+    AddValues(YAML::Load(yaml), "", 1, values);
+  } catch (const YAML::Exception&) {
+    return {};
+  }
+  return values;
+}
+
+// Versions of the program may write a number differently.
+bool IsSame(const std::string& a, const std::string& b) {
+  double x = 0, y = 0;
+  return a == b || (absl::SimpleAtod(a, &x) && absl::SimpleAtod(b, &y) && x == y);
+}
+
+}  // namespace
+
 std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
                      const std::set<std::string>& without, const std::set<std::string>& compared) {
@@ -180,6 +225,20 @@ std::string Identity(const OptionList& list,
     digester.AddField(value);
   }
   return digester.Hex();
+}
+
+std::vector<OptionDifference> Differences(const OptionList& list, const std::string& now,
+                                          const std::string& then) {
+  const std::map<std::string, std::string> news = ByPath(now), olds = ByPath(then);
+  std::vector<OptionDifference> differences;
+  for (const OptionRef& option : list.options()) {
+    const auto is = news.find(option.path), was = olds.find(option.path);
+    if (option.incidental || is == news.end() || was == olds.end()) continue;
+    if (!IsSame(is->second, was->second)) {
+      differences.push_back({option.path, is->second, was->second});
+    }
+  }
+  return differences;
 }
 
 }  // namespace ddp::config

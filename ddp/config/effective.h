@@ -2,6 +2,7 @@
 //
 //   std::string yaml = ToYaml(list);            // "optimizer:\n  name: sgd\n  lr: 0.1\n…"
 //   std::string id = Identity(list, defaults, {"log_dir"});
+//   for (const OptionDifference& one : Differences(list, yaml, yaml_of_another_run)) …
 #pragma once
 
 #include <set>
@@ -28,5 +29,18 @@ std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
                      const std::set<std::string>& without,
                      const std::set<std::string>& compared = {});
+
+// An option that two runs have set otherwise.
+struct OptionDifference {
+  std::string path;
+  std::string now;
+  std::string then;
+};
+
+// The options of `list` that have other values in `then` than in `now`, two texts of ToYaml, in
+// the order of the list. Left out are the incidental ones, and those that one of both does not
+// have, as the text of an earlier version of the program. Empty for what is no YAML. Thread-safe.
+std::vector<OptionDifference> Differences(const OptionList& list, const std::string& now,
+                                          const std::string& then);
 
 }  // namespace ddp::config

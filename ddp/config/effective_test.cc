@@ -223,6 +223,26 @@ TEST(EffectiveTest, IdentityIsOfWhatTheRunComputes) {
   EXPECT_EQ(Identity(longer, later_defaults, {"text"}), other);
 }
 
+TEST(EffectiveTest, DifferencesAreOfWhatTheRunComputes) {
+  Outer now, then;
+  now.optimizer.lr = 0.2;
+  now.folder = "there";  // incidental
+  now.text = "0x1";
+  const std::string new_text = ToYaml(ListOptions(now)), old_text = ToYaml(ListOptions(then));
+  std::vector<std::string> found;
+  for (const auto& [path, is, was] : Differences(ListOptions(now), new_text, old_text)) {
+    found.push_back(absl::StrCat(path, " ", is, " ", was));
+  }
+  std::sort(found.begin(), found.end());
+  EXPECT_EQ(found, (std::vector<std::string>{"optimizer.lr 0.2 0.1", "text 0x1 "}));
+  // Another version has other options, and may write numbers otherwise.
+  EXPECT_EQ(Differences(ListOptions(now), new_text, "optimizer:\n  lr: 2e-1\nelse: 3\n").size(),
+            0u);
+  for (const std::string text : {"", "a: [", "&a [*a]", "optimizer: 3", "[1, 2]", "\xff"}) {
+    EXPECT_TRUE(Differences(ListOptions(now), new_text, text).empty()) << text;
+  }
+}
+
 // It has been written as "auto".
 TEST(EffectiveTest, AnUnsetOptionalIsNoPartOfTheIdentity) {
   std::string value;

@@ -239,7 +239,13 @@ bool Program::IsOwn(const OptionAssignment& assignment) const {
 absl::Status Program::SetOwnOptions() {
   for (OptionAssignment assignment : command_line_) {
     if (!IsOwn(assignment)) continue;
-    assignment.value = Unquoted(assignment.value);
+    const std::string given = std::exchange(assignment.value, Unquoted(assignment.value));
+    if (HasReferences(given) && assignment.value == given) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(assignment.written, "=", given,
+                       " has a reference, and they are replaced in values of the run's options "
+                       "only; in quotes it is text"));
+    }
     DDP_RETURN_IF_ERROR(setter_.Set(assignment, own_));
     const bool is_file = assignment.path == "config" || assignment.path == "config_name";
     if (is_file && assignment.value.empty()) {
@@ -569,7 +575,8 @@ bool Program::MakesRunDir() const {
 // Chooses the folder of run_dir=auto, which the options that are valid get in its place. Makes it,
 // but for a sweep, whose jobs are to be checked before.
 absl::Status Program::ChooseRunDir(const std::string& program) {
-  if (options_.run_dir != kAuto) return absl::OkStatus();
+  const bool counts = !from_here_.empty();  // for an option that names no folder of its own
+  if (options_.run_dir != kAuto || !counts) return absl::OkStatus();
   const Environment env = Environment::FromProcess();
   const std::string nodes = env.Get("PET_NNODES").value_or("1");
   const bool of_one_node =

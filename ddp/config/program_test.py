@@ -98,6 +98,11 @@ class ConfigurationTest(Case):
                           "has no NONE_OF_ALL; a default: ${oc.env:NONE_OF_ALL,VALUE}")  # fmt: skip
         self.expect_error(["--multirun", "--log_dir=out", "text=${lr},b"],
                           "text=${lr},b has a reference, which choices cannot have")  # fmt: skip
+        # Of the program's own options, none is replaced.
+        for option in ("--run_dir=${seed}", "--config=${oc.env:A_NAME}.yaml", "--sweep_metric=${seed}:max"):
+            self.expect_error([option], option + " has a reference, and they are replaced in values of the "
+                              "run's options only; in quotes it is text")  # fmt: skip
+        self.assertIn("log_dir: \"${seed}/x\"\n", self.effective("--run_dir='${seed}/x'"))
 
     def test_a_path_with_commas_is_not_taken_for_choices(self):
         self.write("out/lr=1,seed=2/a.pt", "")
@@ -214,6 +219,11 @@ class ConfigurationTest(Case):
         self.assertRegex(self.effective("--run_dir=auto", "--needs_folder"),
                          r"checkpoint_dir: runs/\S+/checkpoints\n")
         self.assertEqual(self.run_program("--run_dir=auto", "lr=-1").returncode, 2)
+        # Where each has a folder of its own, there is nothing to choose, also for the ranks.
+        self.write("l/x", "")
+        done = self.run_program("--run_dir=auto", "--log_dir=l", "--checkpoint_dir=c", "--launcher=local",
+                                "--nproc_per_node=2")  # fmt: skip
+        self.assertEqual((done.returncode, len(re.findall("pid ", done.stdout))), (0, 2), done)
         self.assertEqual(os.listdir(self.folder + "/runs"), [run])
         self.expect_error(["--run_dir=auto", "--nnodes=2", "--launcher=local"],
                           "--run_dir=auto is chosen on each node, whose launchers do not meet; give a folder")  # fmt: skip

@@ -214,7 +214,7 @@ class Sweep {
     DDP_RETURN_IF_ERROR(Write());
     PrintTable();
     if (signal != 0) return 128 + signal;
-    return Count(JobState::kFailed) + Count(JobState::kCancelled) > 0 ? 1 : 0;
+    return is_refused_ || Count(JobState::kFailed) + Count(JobState::kCancelled) > 0 ? 1 : 0;
   }
 
   absl::StatusOr<int> PrintReport() {
@@ -524,7 +524,10 @@ class Sweep {
                  std::string(why.message()).c_str());
     for (const auto& [i, id] : jobs) {
       results_[i].state = JobState::kUnknown;
-      results_[i].reason = absl::StrCat("job ", id, " may be in the queue");
+      // What a call that was killed has left is no id but words.
+      results_[i].reason = absl::StrContains(id, ' ')
+                               ? "a job that was being submitted may be in the queue"
+                               : absl::StrCat("job ", id, " may be in the queue");
     }
     return absl::OkStatus();
   }
@@ -694,16 +697,22 @@ class Sweep {
                          queue.Submit(batch, options_.at_once.value_or(0), unfinished_));
     if (dry_run) return absl::OkStatus();
     absl::Status refused;
+    bool any_is_queued = false;
     for (size_t n = 0; n < to_run.size(); ++n) {
       const absl::Status& status = submitted[n];
       if (status.ok()) Forget(to_run[n], JobState::kQueued);
+      any_is_queued = any_is_queued || status.ok();
       // Those that may be queued nevertheless need their folders.
       if (status.ok() || absl::IsDeadlineExceeded(status) || absl::IsDataLoss(status)) {
         aside_.erase(to_run[n]);
       }
       refused.Update(status);
     }
-    return refused;
+    if (refused.ok() || !any_is_queued) return refused;
+    // The others go their way, and the table shows all.
+    is_refused_ = true;
+    std::fprintf(stderr, "error: %s\n", std::string(refused.message()).c_str());
+    return absl::OkStatus();
   }
 
   const std::vector<Job>& jobs_;
@@ -713,6 +722,7 @@ class Sweep {
   std::vector<std::optional<absl::Time>> starts_;
   std::vector<bool> noted_;  // whether this call has said how a job does
   bool watched_ = false;     // whether this call waits for the jobs
+  bool is_refused_ = false;  // whether the queue has taken some of the jobs only
   std::vector<std::string> unfinished_;
   std::map<size_t, std::string> aside_;  // where results of jobs are that have not begun yet
 };

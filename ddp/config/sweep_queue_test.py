@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -218,6 +219,19 @@ class QueueTest(Case):
             done = self.run_program(*self.QUEUED, "seed=1,2", env=environment)
             self.assertEqual(done.stderr.splitlines()[-1], "error: sbatch refuses the job: no")
             self.assertNotIn("failed", done.stderr)
+        # It takes one of two arrays: that one is watched, and shown, all the same.
+        self.with_queue()
+        sbatch = open(self.folder + "/bin/sbatch").read()
+        self.write("bin/sbatch", sbatch.replace(
+            "#!/bin/sh\n", "#!/bin/sh\n! grep -q time=6 $2 || { echo no >&2; exit 1; }\n"))  # fmt: skip
+        done = self.run_program(*self.QUEUED, "seed=1,2", "--slurm_time=5,6", env=environment)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("error: sbatch refuses the job: no\n", done.stderr)
+        table = [line.split()[1] for line in done.stdout.splitlines()]
+        self.assertEqual(table.count("queued"), 2, done.stdout)
+        with open(self.folder + "/out/sweep.jsonl") as f:
+            self.assertEqual([json.loads(line)["status"] for line in f].count("queued"), 2)
+        shutil.rmtree(self.folder + "/out")
         # A queue that does not answer could take a job twice.
         self.write("bin/sbatch", "#!/bin/sh\necho 7\n")
         self.run_program(*self.QUEUED, "seed=1,2", env=environment)

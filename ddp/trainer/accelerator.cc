@@ -408,7 +408,7 @@ absl::Status Accelerator::SetUp() {
     status = internals_->log->HyperParameters(options_.hyper_parameters);
   }
   DDP_RETURN_IF_ERROR(session_.Agree(Annotate(status, absl::StrCat("log.dir=", log.dir))));
-  internals_->run.emplace(name_, options_.configuration, session_.size(), position_);
+  internals_->run.emplace(name_, options_, session_.size(), position_);
   internals_->generators.emplace(session_, position_);
   for (const checkpoint::Component& component : options_.components) {
     DDP_RETURN_IF_ERROR(RegisterForCheckpointing(component));
@@ -572,7 +572,7 @@ absl::StatusOr<std::shared_ptr<ShardedLoader>> Accelerator::AddLoader(
     }
     position_.dataset_size = dataset.size();
     position_.data_fingerprint = dataset.Fingerprint();
-    add("training data", DataText(dataset.size(), position_.data_fingerprint));
+    add("training data", DataText(dataset.size(), *position_.data_fingerprint));
     if (options_.sampler != nullptr) {
       add("sampler", absl::StrCat("of fingerprint ", all.sampler->ShareFrom(0).Fingerprint()));
     }

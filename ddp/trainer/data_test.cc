@@ -497,12 +497,22 @@ TEST(DataRefusalTest, OfOtherContentsWithinAnEpoch) {
   EXPECT_EQ(train_to(3, "aa"), "");
   EXPECT_TRUE(absl::StrContains(train_to(4, "bb"), refusal)) << train_to(4, "bb");
   EXPECT_EQ(train_to(4, "aa"), "");
-  // Nothing is compared with what is not known, now or then.
-  EXPECT_EQ(train_to(5, ""), "");
-  EXPECT_EQ(train_to(7, "bb"), "");
+  // Data without a fingerprint are not those that have one.
+  EXPECT_TRUE(absl::StrContains(train_to(5, ""), "its fingerprint is none, not aa"));
+  EXPECT_EQ(train_to(7, "aa"), "");
   // The next epoch may have others.
   EXPECT_EQ(train_to(9, "aa"), "");
   EXPECT_TRUE(absl::StrContains(train_to(10, "bb"), refusal)) << train_to(10, "bb");
+  std::filesystem::remove_all(options.checkpoint.manager.directory);
+  EXPECT_EQ(train_to(3, ""), "");
+  EXPECT_TRUE(absl::StrContains(train_to(4, "aa"), "its fingerprint is aa, not none"));
+  EXPECT_EQ(train_to(4, ""), "");
+  // What an earlier version saved does not tell.
+  options.checkpoint.save.callback = [](checkpoint::State& state) {
+    (void)state.root.erase("data_fingerprint");
+  };
+  EXPECT_EQ(train_to(5, ""), "");
+  EXPECT_EQ(train_to(6, "aa"), "");
 }
 
 std::string Message(const TrainerOptions& options) {

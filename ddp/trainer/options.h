@@ -270,6 +270,11 @@ struct TrainerOptions {
   // The run's configuration as text: in log.dir as config.yaml, and in each checkpoint as `config`.
   // Empty: in neither. A resumed run that is configured differently writes config_step_N.yaml.
   std::string configuration = "";
+  // Called on resuming, with the configuration in the checkpoint: adds to the notes which options
+  // count for the result and are others now (LoadNotes::AddConfigured). Null: only what components
+  // compare is said.
+  std::function<void(const std::string& saved, checkpoint::LoadNotes& notes)>
+      compare_configuration = nullptr;
   // The program's own objects with state, such as an average of weights: saved in each checkpoint
   // under their names, and loaded from the one that the run is resumed from, after model, optimizer
   // and schedule. The same names on all ranks, in one order, and none of the trainer's (keys.h). A

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ struct Position {
   int64_t validated_step = 0;   // after which the validation data were last evaluated; 0: never
   // Tells the order of the epoch's examples from others, within an epoch; 0: not known.
   int64_t order = 0;
-  // The training set's data::AnyDataset::Fingerprint; saved within an epoch. Empty: not known.
-  std::string data_fingerprint = {};
+  // The training set's data::AnyDataset::Fingerprint, which is empty for one that has none; saved
+  // within an epoch. nullopt: not known, as in checkpoints of earlier versions.
+  std::optional<std::string> data_fingerprint = std::nullopt;
   // The approximate count of a step's loss, by phase of the task, by which sums are scaled before
   // backward so that gradients stay in the range of means. It is the greatest so far, and in the
   // run's first step what is expected of it; missing: not known yet, or not needed.

@@ -297,6 +297,25 @@ TEST_F(RestoreTest, AnotherConfigurationHasAFileOfItsOwn) {
   EXPECT_EQ(ConfigIn(9), "no config");
 }
 
+TEST_F(RestoreTest, WhatOnlyTheConfigurationsTellIsSaid) {
+  options_.configuration = "batch_size: 64\n";
+  ASSERT_TRUE(TrainTo(3).ok());
+  options_.configuration = "batch_size: 7\n";
+  options_.optimizer.momentum = 0.5;
+  std::string seen;
+  options_.compare_configuration = [&](const std::string& saved, checkpoint::LoadNotes& notes) {
+    seen = saved;
+    notes.AddConfigured("batch_size", "7", "64");
+    notes.AddConfigured("optimizer.momentum", "auto", "auto");
+  };
+  const std::string printed = PrintedTo(5);
+  EXPECT_EQ(seen, "batch_size: 64\n");
+  EXPECT_TRUE(absl::StrContains(printed, "resumed with batch_size 7, saved 64")) << printed;
+  EXPECT_TRUE(absl::StrContains(printed, "resumed with optimizer.momentum 0.5, saved 0.9"))
+      << printed;
+  EXPECT_FALSE(absl::StrContains(printed, "auto, saved auto")) << printed;
+}
+
 // How often `text` has `words`.
 int Count(const std::string& text, const std::string& words) {
   int count = 0;

@@ -649,9 +649,8 @@ absl::Status AddComponents(Run& run) {
         std::make_unique<LRScheduler>(phase.optimizer->optimizer(), std::move(schedule));
   }
   Components& all = run.components;
-  all.Add(RunState::As(Adapter<RunState>(run, run.task.name, run.options.configuration,
-                                         run.world_size(), run.position,
-                                         run.options.ema.eval ? Ema::kName : "")));
+  all.Add(RunState::As(Adapter<RunState>(run, run.task.name, run.options, run.world_size(),
+                                         run.position, run.options.ema.eval ? Ema::kName : "")));
   all.Add(ModelState::As(Adapter<ModelState>(run, *run.task.module)));
   // A wrapper of the caller's does not say whether it shares them.
   if (run.world_size() > 1 && run.task.parallel == nullptr &&
@@ -722,7 +721,7 @@ absl::Status RequireSame(const Run& run, const absl::Status& mine) {
     return fingerprint.value_or("");
   };
   // Prepare has computed it: it may read samples.
-  add_data("training data", run.train, run.position.data_fingerprint);
+  add_data("training data", run.train, *run.position.data_fingerprint);
   add_data("validation data", run.validation, fingerprint_of(run.validation));
   add_data("test data", run.test, fingerprint_of(run.test));
   const std::string callbacks = absl::StrJoin(

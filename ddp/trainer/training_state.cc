@@ -62,9 +62,9 @@ absl::StatusOr<int64_t> IntegerOr(const Dict& state, const char* key, int64_t ot
   return Integer(state, key);
 }
 
-// Empty for a key that older checkpoints lack.
-absl::StatusOr<std::string> Text(const Dict& state, const char* key) {
-  if (!state.contains(key)) return "";
+// nullopt for a key that older checkpoints lack.
+absl::StatusOr<std::optional<std::string>> Text(const Dict& state, const char* key) {
+  if (!state.contains(key)) return std::nullopt;
   DDP_ASSIGN_OR_RETURN(const c10::IValue value, Entry(state, key));
   if (value.isString()) return value.toStringRef();
   return absl::InvalidArgumentError(
@@ -119,12 +119,15 @@ absl::Status CheckOrder(const Position& saved, const Position& now) {
                                                    " examples, and that of the checkpoint had ",
                                                    saved.dataset_size, kWhy));
   }
-  if (!saved.data_fingerprint.empty() && !now.data_fingerprint.empty() &&
-      saved.data_fingerprint != now.data_fingerprint) {
+  // A data set that has a fingerprint is not one that has none.
+  if (saved.data_fingerprint && saved.data_fingerprint != now.data_fingerprint) {
+    const auto text = [](const std::optional<std::string>& fingerprint) {
+      return fingerprint.value_or("").empty() ? "none" : *fingerprint;
+    };
     return absl::InvalidArgumentError(absl::StrCat(
         "the training set has other contents than that of the checkpoint, or the same in another "
         "order: its fingerprint is ",
-        now.data_fingerprint, ", not ", saved.data_fingerprint,
+        text(now.data_fingerprint), ", not ", text(saved.data_fingerprint),
         ": the run would go on with other examples within the epoch; a checkpoint of the end of an "
         "epoch may be resumed so"));
   }
@@ -358,10 +361,12 @@ absl::StatusOr<State> RunState::state_dict() {
   if (position_.sample > 0 && position_.order != 0) {
     state.root.insert(keys::kOrder, position_.order);
   }
-  if (position_.sample > 0 && !position_.data_fingerprint.empty()) {
-    state.root.insert(keys::kFingerprint, position_.data_fingerprint);
+  if (position_.sample > 0 && position_.data_fingerprint) {
+    state.root.insert(keys::kFingerprint, *position_.data_fingerprint);
   }
-  if (!configuration_.empty()) state.root.insert(keys::kConfig, configuration_);
+  if (!options_.configuration.empty()) {
+    state.root.insert(keys::kConfig, options_.configuration);
+  }
   if (!evaluated_weights_.empty()) state.root.insert(keys::kEvaluated, evaluated_weights_);
   return state;
 }
@@ -378,6 +383,10 @@ absl::Status RunState::load_state_dict(const State& state, LoadNotes& notes) {
   notes.AddDifference("seed", position_.seed, saved.seed);
   if (saved.dataset_size != 0) {
     notes.AddDifference("a training set of", position_.dataset_size, saved.dataset_size);
+  }
+  const std::optional<c10::IValue> configuration = optim::Find(state.root, keys::kConfig);
+  if (options_.compare_configuration && configuration && configuration->isString()) {
+    options_.compare_configuration(configuration->toStringRef(), notes);
   }
   position_.epoch = saved.epoch;
   position_.sample = saved.sample;

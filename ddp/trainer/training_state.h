@@ -29,6 +29,7 @@
 #include "ddp/model_wrapper.h"
 #include "ddp/session/session.h"
 #include "ddp/trainer/keys.h"
+#include "ddp/trainer/options.h"
 #include "ddp/trainer/position.h"
 #include "torch/nn/module.h"
 #include "torch/ordered_dict.h"
@@ -76,13 +77,14 @@ class Components {
 // The identity and the position of a run.
 class RunState final : public checkpoint::Stateful {
  public:
-  // `task`: the model's name. `configuration`: only people and other programs read it; empty: none.
-  // `position` outlives this. `evaluated_weights`: the component whose weights the run evaluates in
-  // the place of the model's, so that the metrics beside a checkpoint are theirs; empty: none.
-  RunState(std::string task, std::string configuration, int world_size, Position& position,
+  // `task`: the model's name. `options`, which outlive this: the configuration, and what compares
+  // it with the saved one. `position` outlives this. `evaluated_weights`: the component whose
+  // weights the run evaluates in the place of the model's, so that the metrics beside a checkpoint
+  // are theirs; empty: none.
+  RunState(std::string task, const TrainerOptions& options, int world_size, Position& position,
            std::string evaluated_weights = "")
       : task_(std::move(task)),
-        configuration_(std::move(configuration)),
+        options_(options),
         world_size_(world_size),
         position_(position),
         evaluated_weights_(std::move(evaluated_weights)) {}
@@ -101,7 +103,7 @@ class RunState final : public checkpoint::Stateful {
 
  private:
   const std::string task_;
-  const std::string configuration_;
+  const TrainerOptions& options_;
   const int world_size_;
   Position& position_;
   const std::string evaluated_weights_;

@@ -649,6 +649,21 @@ class BadInputTest(unittest.TestCase):
             ["is a folder", "name a checkpoint in it, such as " + os.path.join(self.checkpoints, "epoch_")],
         )
 
+    def test_another_data_set_within_an_epoch(self):
+        own = ["--checkpoint_dir=" + os.path.join(self.scratch, "own"), "--log_dir=", "--train_size=640",
+               "--test_size=64"]  # fmt: skip
+        run = lambda *flags: subprocess.run(  # noqa: E731
+            self.command(*own, *flags), env=self.environment(), capture_output=True, text=True)
+        done = run("--stop_at_step=2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_refused([*own, "--dataset=synthetic"],
+                            ["the training set has other contents", "its fingerprint is none, not "])  # fmt: skip
+        # What may be another way is said.
+        done = run("--stop_at_step=4", "--batch_size=16", "--precision=bf16")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for words in ("resumed with batch_size 16, saved ", "resumed with precision bf16, saved fp32"):
+            self.assertEqual(done.stderr.count(words), 1, done.stderr)
+
     def test_saves_without_a_folder(self):
         for flag in (
             "--checkpoint_every=5", "--checkpoint_every_steps=2", "--checkpoint_every_minutes=0.5",
