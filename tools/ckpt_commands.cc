@@ -94,11 +94,18 @@ bool IsRecognised(const std::string& path) {
   });
 }
 
+bool HasCheckpointsOfARun(const std::string& path) {
+  if (!IsFolder(path)) return false;
+  const auto names = Manager::FolderAt(path).List();
+  return names.ok() && !names->empty();
+}
+
 // The format of the checkpoint at `given`: that of its suffix, which one that is set aside has had,
 // else the first that can open it. Null: it is no checkpoint.
 std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
   const std::string path = WithoutSlashes(given);
   const std::string clean = CleanName(path);
+  if (HasCheckpointsOfARun(path)) return nullptr;  // whatever its own name is
   if (std::unique_ptr<Format> format = checkpoint::FormatBySuffix(clean, options)) return format;
   auto format = checkpoint::CreateFormat(checkpoint::FormatByContent(path), options);
   return format.ok() ? *std::move(format) : nullptr;

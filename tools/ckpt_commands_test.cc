@@ -79,6 +79,17 @@ std::string BytesOf(const at::Tensor& tensor) {
   return std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
 }
 
+TEST_F(CkptTest, AFolderOfCheckpointsMayHaveTheNameOfOne) {
+  for (const std::string name : {"runs.pt", "runs.safetensors", "runs.sharded"}) {
+    std::filesystem::create_directories(Path(name));
+    Save(SampleState(30), name + "/epoch_3.pt");
+    const absl::StatusOr<CommandOutput> listed = List(Path(name));
+    ASSERT_TRUE(listed.ok()) << listed.status();
+    EXPECT_EQ(listed->json["checkpoints"][0]["name"].get<std::string>(), "epoch_3.pt");
+    EXPECT_EQ(Verify(Path(name), {})->exit_code, 0);
+  }
+}
+
 TEST_F(CkptTest, ListsAFolderOldestFirst) {
   Save(SampleState(100), "epoch_10.pt");
   Save(SampleState(25), "epoch_2_step_25.safetensors", "safetensors");

@@ -60,7 +60,9 @@ bool IsMissing(absl::string_view text) {
   return std::binary_search(kMissing.begin(), kMissing.end(), text);
 }
 
+// Not hexadecimal ones, which pandas takes for text: they are names.
 std::optional<double> NumberIn(absl::string_view text) {
+  if (absl::StrContainsIgnoreCase(text, "0x")) return std::nullopt;
   double number = 0;
   if (!absl::SimpleAtod(text, &number) || std::isnan(number)) return std::nullopt;
   return number;

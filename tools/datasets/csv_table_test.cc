@@ -190,6 +190,11 @@ TEST(CsvTableTest, NumbersOfAllForms) {
   const auto ids = ReadBoth(kIds, kIds);
   ASSERT_TRUE(ids.ok()) << ids.status();
   EXPECT_EQ(ids->schema.Describe(), "columns: float id (2 rounded); target target (0, 1)");
+  constexpr absl::string_view kNames = "id,target\n0x10,0\n2,1\n-0X1p3,0\n";
+  const auto names = ReadBoth(kNames, kNames);
+  ASSERT_TRUE(names.ok()) << names.status();
+  EXPECT_TRUE(absl::StrContains(names->schema.Describe(), "category id"))
+      << names->schema.Describe();
 }
 
 TEST(CsvTableTest, AColumnOfOneValueHasNoUnit) {

@@ -1,5 +1,7 @@
 // image_decode, image_resize, image_folder and images, on files that PIL wrote:
 // testdata/make_images.py.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -217,6 +219,10 @@ TEST_F(ImageFolderTest, ErrorsNameTheFolder) {
     EXPECT_TRUE(absl::StrContains(ErrorOf(), absl::StrCat(name, ": only .jpg, .jpeg and .png")));
     std::filesystem::remove(folder_ + "/" + name);
   }
+  // Opening it would wait for a writer.
+  ASSERT_EQ(mkfifo((folder_ + "/cat/pipe.png").c_str(), 0600), 0);
+  EXPECT_TRUE(absl::StrContains(ErrorOf(), "/cat/pipe.png is no regular file"));
+  std::filesystem::remove(folder_ + "/cat/pipe.png");
   std::filesystem::create_directory_symlink(".", folder_ + "/cat/again");
   EXPECT_TRUE(absl::StrContains(ErrorOf(), "is too deep"));
   EXPECT_FALSE(ImageFolder::Open(folder_ + "/nowhere").ok());

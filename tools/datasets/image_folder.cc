@@ -37,9 +37,14 @@ absl::Status Find(const std::string& folder, int depth,
     if (absl::StartsWith(name, ".")) continue;
     const std::string path = absl::StrCat(folder, "/", name);
     std::error_code error;
-    if (fs::is_directory(path, error)) {
+    const fs::file_status status = fs::status(path, error);
+    if (fs::is_directory(status)) {
       DDP_RETURN_IF_ERROR(Find(path, depth + 1, found));
     } else if (EndsInAny(name, {".jpg", ".jpeg", ".png"})) {
+      // A link that leads nowhere is named as it is read.
+      if (fs::exists(status) && !fs::is_regular_file(status)) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+      }
       found.emplace_back(folder, name);
     } else if (EndsInAny(name, {".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe",
                                 ".jxl", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})) {
