@@ -654,12 +654,13 @@ class BadInputTest(unittest.TestCase):
                "--test_size=64"]  # fmt: skip
         run = lambda *flags: subprocess.run(  # noqa: E731
             self.command(*own, *flags), env=self.environment(), capture_output=True, text=True)
-        done = run("--stop_at_step=2")
+        images = ["--dataset=fashion_mnist", "--data_dir=" + DATA]
+        done = run(*images, "--stop_at_step=2")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assert_refused([*own, "--dataset=synthetic"],
                             ["the training set has other contents", "its fingerprint is none, not "])  # fmt: skip
         # What may be another way is said.
-        done = run("--stop_at_step=4", "--batch_size=16", "--precision=bf16")
+        done = run(*images, "--stop_at_step=4", "--batch_size=16", "--precision=bf16")
         self.assertEqual(done.returncode, 0, done.stderr)
         for words in ("resumed with batch_size 16, saved ", "resumed with precision bf16, saved fp32"):
             self.assertEqual(done.stderr.count(words), 1, done.stderr)
