@@ -105,8 +105,8 @@ bool HasCheckpointsOfARun(const std::string& path) {
 std::unique_ptr<Format> FormatOf(const std::string& given, const FormatOptions& options = {}) {
   const std::string path = WithoutSlashes(given);
   const std::string clean = CleanName(path);
-  if (HasCheckpointsOfARun(path)) return nullptr;  // whatever its own name is
-  if (std::unique_ptr<Format> format = checkpoint::FormatBySuffix(clean, options)) return format;
+  std::unique_ptr<Format> by_suffix = checkpoint::FormatBySuffix(clean, options);
+  if (by_suffix != nullptr && !HasCheckpointsOfARun(path)) return by_suffix;
   auto format = checkpoint::CreateFormat(checkpoint::FormatByContent(path), options);
   return format.ok() ? *std::move(format) : nullptr;
 }

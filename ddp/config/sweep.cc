@@ -524,7 +524,7 @@ class Sweep {
                  std::string(why.message()).c_str());
     for (const auto& [i, id] : jobs) {
       results_[i].state = JobState::kUnknown;
-      // What a call that was killed has left is no id but words.
+      // A call that was killed during the submission leaves a line of several words, and no id.
       results_[i].reason = absl::StrContains(id, ' ')
                                ? "a job that was being submitted may be in the queue"
                                : absl::StrCat("job ", id, " may be in the queue");
