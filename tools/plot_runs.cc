@@ -21,8 +21,8 @@
 #include "base/json_number.h"
 #include "base/status.h"
 #include "checkpoint/name.h"
+#include "ddp/config/effective.h"
 #include "nlohmann/json.hpp"
-#include "yaml-cpp/yaml.h"
 
 namespace ddp::tools {
 namespace {
@@ -30,8 +30,6 @@ namespace {
 constexpr char kMetrics[] = "metrics.jsonl";
 constexpr char kSweep[] = "sweep.jsonl";
 constexpr char kHyperParameters[] = "hyper_parameters";
-// More levels than any option has. Anchors can make a document endless.
-constexpr int kMostLevels = 32;
 
 absl::StatusOr<bool> Has(const std::string& folder, absl::string_view name) {
   const std::string path = absl::StrCat(folder, "/", name);
@@ -101,26 +99,6 @@ absl::Status ReadCurves(LoggedRun& run, std::vector<std::string>& warnings) {
   return absl::OkStatus();
 }
 
-void Flatten(const YAML::Node& node, const std::string& path, int level,
-             std::map<std::string, std::string>& options) {
-  if (level > kMostLevels) return;
-  if (node.IsMap()) {
-    for (const auto& entry : node) {
-      if (!entry.first.IsScalar()) continue;
-      Flatten(entry.second, absl::StrCat(path, path.empty() ? "" : ".", entry.first.Scalar()),
-              level + 1, options);
-    }
-  } else if (node.IsSequence()) {
-    std::vector<std::string> elements;
-    for (const auto& element : node) {
-      elements.push_back(element.IsScalar() ? element.Scalar() : "…");
-    }
-    options[path] = absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
-  } else {
-    options[path] = node.IsScalar() ? node.Scalar() : "";
-  }
-}
-
 // The name of the file with the configuration of the run's last start; empty: none.
 std::string ConfigurationFile(const std::string& folder) {
   const absl::StatusOr<std::vector<std::string>> names = ListDirectory(folder);
@@ -146,15 +124,9 @@ void ReadOptions(LoggedRun& run, std::vector<std::string>& warnings) {
   if (!file.empty()) {
     const std::string path = absl::StrCat(run.folder, "/", file);
     const absl::StatusOr<std::string> text = ReadFile(path);
-    std::map<std::string, std::string> options;
-    const absl::Status read = text.ok() ? CatchStatus("",
-                                                      [&] {
-                                                        Flatten(YAML::Load(*text), "", 0, options);
-                                                        return absl::OkStatus();
-                                                      })
-                                        : text.status();
-    if (read.ok()) {
-      run.options = std::move(options);
+    auto options = text.ok() ? config::ValuesIn(*text) : std::nullopt;
+    if (options) {
+      run.options = *std::move(options);
     } else {
       warnings.push_back(absl::StrCat(
           text.ok() ? absl::StrCat(path, ": not YAML") : std::string(text.status().message()),

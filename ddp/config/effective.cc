@@ -163,38 +163,27 @@ std::string ToYaml(const OptionList& list) {
 
 namespace {
 
-// Deeper than the groups of any program: a text from a file may contain itself.
-constexpr int kMostLevels = 20;
+// More levels than any option has. Anchors can make a document endless.
+constexpr int kMostLevels = 32;
 
 void AddValues(const YAML::Node& node, const std::string& path, int level,
                std::map<std::string, std::string>& values) {
   if (level > kMostLevels) return;
-  if (node.IsScalar()) {
-    values[path] = node.Scalar();
-  } else if (node.IsSequence()) {
-    std::vector<std::string> elements;
-    for (const YAML::Node& element : node) {
-      elements.push_back(element.IsScalar() ? element.Scalar() : "");
-    }
-    values[path] = absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
-  } else if (node.IsMap()) {
+  if (node.IsMap()) {
     for (const auto& entry : node) {
       if (!entry.first.IsScalar()) continue;
       AddValues(entry.second, absl::StrCat(path, path.empty() ? "" : ".", entry.first.Scalar()),
                 level + 1, values);
     }
+  } else if (node.IsSequence()) {
+    std::vector<std::string> elements;
+    for (const auto& element : node) {
+      elements.push_back(element.IsScalar() ? element.Scalar() : "…");
+    }
+    values[path] = absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
+  } else {
+    values[path] = node.IsScalar() ? node.Scalar() : "";
   }
-}
-
-// The values of what ToYaml has written; none of what is no YAML.
-std::map<std::string, std::string> ByPath(const std::string& yaml) {
-  std::map<std::string, std::string> values;
-  try {
-    AddValues(YAML::Load(yaml), "", 1, values);
-  } catch (const YAML::Exception&) {
-    return {};
-  }
-  return values;
 }
 
 // Versions of the program may write a number differently.
@@ -204,6 +193,16 @@ bool IsSame(const std::string& a, const std::string& b) {
 }
 
 }  // namespace
+
+std::optional<std::map<std::string, std::string>> ValuesIn(const std::string& yaml) {
+  std::map<std::string, std::string> values;
+  try {
+    AddValues(YAML::Load(yaml), "", 0, values);
+  } catch (const YAML::Exception&) {
+    return std::nullopt;
+  }
+  return values;
+}
 
 std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
@@ -229,11 +228,12 @@ std::string Identity(const OptionList& list,
 
 std::vector<OptionDifference> Differences(const OptionList& list, const std::string& now,
                                           const std::string& then) {
-  const std::map<std::string, std::string> news = ByPath(now), olds = ByPath(then);
+  const auto news = ValuesIn(now), olds = ValuesIn(then);
   std::vector<OptionDifference> differences;
+  if (!news || !olds) return differences;
   for (const OptionRef& option : list.options()) {
-    const auto is = news.find(option.path), was = olds.find(option.path);
-    if (option.incidental || is == news.end() || was == olds.end()) continue;
+    const auto is = news->find(option.path), was = olds->find(option.path);
+    if (option.incidental || is == news->end() || was == olds->end()) continue;
     if (!IsSame(is->second, was->second)) {
       differences.push_back({option.path, is->second, was->second});
     }

@@ -5,6 +5,8 @@
 //   for (const OptionDifference& one : Differences(list, yaml, yaml_of_another_run)) …
 #pragma once
 
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -29,6 +31,10 @@ std::string Identity(const OptionList& list,
                      const std::vector<std::pair<std::string, std::string>>& defaults,
                      const std::set<std::string>& without,
                      const std::set<std::string>& compared = {});
+
+// The values in a text of ToYaml, by the paths of the options; lists as "[a, b]". nullopt: it is no
+// YAML. Thread-safe.
+std::optional<std::map<std::string, std::string>> ValuesIn(const std::string& yaml);
 
 // An option that two runs have set otherwise.
 struct OptionDifference {
