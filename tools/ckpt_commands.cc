@@ -609,6 +609,16 @@ absl::StatusOr<CommandOutput> Average(const std::vector<std::string>& from,
   }
   DDP_ASSIGN_OR_RETURN(const std::unique_ptr<Format> format, FormatToWrite("", to));
   DDP_RETURN_IF_ERROR(CheckIsNew(to));
+  std::map<std::filesystem::path, std::string> named;
+  for (const std::string& path : from) {
+    std::error_code error;  // of a path that is not there: Load says so
+    const auto [known, is_new] =
+        named.try_emplace(std::filesystem::weakly_canonical(WithoutSlashes(path), error), path);
+    if (is_new || error) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, known->second == path ? " stands twice" : " is " + known->second,
+                     " in the list: name each checkpoint of a mean once"));
+  }
   const ReadRequest request = {.parts = {{"model", checkpoint::Whole{}}},
                                .per_rank = checkpoint::PerRank::kNone};
   Mean mean;

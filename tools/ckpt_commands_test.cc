@@ -384,8 +384,9 @@ TEST_F(CkptTest, AverageIsTheMeanOfEachElement) {
 
 TEST_F(CkptTest, AverageOfWhatDoesNotFitIsRefusedByName) {
   const std::string a = Save(ModelState({{"w", at::ones({2})}, {"n", at::ones({})}}), "a.pt");
+  const std::string again = Save(ModelState({{"w", at::ones({2})}, {"n", at::ones({})}}), "g.pt");
   const auto refused = [&](const std::string& other, absl::string_view what) {
-    for (const auto& from : {std::vector{a, other}, std::vector{a, a, other}}) {
+    for (const auto& from : {std::vector{a, other}, std::vector{a, again, other}}) {
       const absl::Status status = Average(from, Path("out.pt")).status();
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
       EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
@@ -406,6 +407,24 @@ TEST_F(CkptTest, AverageOfWhatDoesNotFitIsRefusedByName) {
   refused(Save(none, "f.pt"), "has no model");
   EXPECT_FALSE(Average({a}, Path("out.pt")).ok());
   EXPECT_TRUE(absl::StrContains(Average({a, a}, Path("out")).status().message(), ".safetensors"));
+}
+
+// Where patterns of a shell overlap, one checkpoint would count twice without a word.
+TEST_F(CkptTest, AverageOfOneCheckpointTwiceIsRefused) {
+  const std::string a = Save(ModelState({{"w", at::ones({2})}}), "a.pt");
+  const std::string b = Save(ModelState({{"w", at::zeros({2})}}), "b.pt");
+  std::filesystem::create_symlink(a, Path("link.pt"));
+  const auto message = [&](const std::string& third) {
+    const absl::Status status = Average({a, b, third}, Path("out.pt")).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_TRUE(absl::StrContains(message(a), a + " stands twice")) << message(a);
+  for (const std::string& third : {Path("./b.pt"), Path("b.pt/")}) {
+    EXPECT_TRUE(absl::StrContains(message(third), third + " is " + b)) << message(third);
+  }
+  EXPECT_TRUE(absl::StrContains(message(Path("link.pt")), a)) << message(Path("link.pt"));
+  EXPECT_FALSE(std::filesystem::exists(Path("out.pt")));
 }
 
 TEST_F(CkptTest, WhatIsNotThereIsNamed) {
