@@ -429,8 +429,10 @@ absl::Status Manager::NotSaved(absl::Status failed) const {
   if (absl::IsInvalidArgument(failed)) return failed;
   failed.SetPayload(kNotSaved, absl::Cord("1"));
   if (is_main() && GoesOnAfter(failed)) {
-    ABSL_LOG(WARNING) << "a checkpoint was not saved, and the run goes on without it: "
-                      << failed.message();
+    ABSL_LOG(WARNING)
+        << "a checkpoint was not saved; on_save_error=continue allows that of all but "
+           "the last: "
+        << failed.message();
   }
   return failed;
 }
@@ -468,6 +470,7 @@ absl::Status Manager::Begin(Attempt& attempt) {
     }
     bytes_ = bytes;
   }
+  if (absl::IsResourceExhausted(folder_.CheckRoom(*bytes_))) MakeRoom();
   DDP_RETURN_IF_ERROR(folder_.CheckRoom(*bytes_));
   attempt.temporary = TemporaryName(attempt.path);
   if (format_->all_ranks_write() && options_.files->Mkdir(attempt.temporary.c_str(), 0777) != 0) {
@@ -608,6 +611,16 @@ void Manager::RemoveOld(const std::string& saved) {
   }
 }
 
+// On rank 0: deletes what the rules do not keep, as after a save. The run may have been started
+// again with rules that keep fewer, for want of room.
+void Manager::MakeRoom() {
+  absl::StatusOr<std::vector<std::string>> files = ByAge();
+  if (!files.ok() || !unusable_.empty()) return;
+  std::vector<Damage> damaged;
+  const absl::StatusOr<std::string> newest = NextComplete(*files, damaged);
+  if (newest.ok() && !newest->empty() && damaged.empty()) RemoveOld(*newest);
+}
+
 // The newest last; empty if there is no folder.
 absl::StatusOr<std::vector<std::string>> Manager::ByAge() const {
   const absl::StatusOr<std::vector<NamedFile>> found = folder_.List();
@@ -636,7 +649,9 @@ absl::StatusOr<std::vector<std::string>> Manager::ByMetric(absl::string_view met
   return absl::NotFoundError(
       absl::StrCat("no checkpoint in ", options_.directory, " has a value of ", best.metric,
                    present.empty() ? "; none has any metric"
-                                   : absl::StrCat("; there are ", absl::StrJoin(present, ", "))));
+                   : present.count(best.metric) > 0
+                       ? ": it is nan in each that has it"
+                       : absl::StrCat("; there are ", absl::StrJoin(present, ", "))));
 }
 
 // Pops files from the end of `files` until one is complete, and returns its name; "" if there is
@@ -684,13 +699,15 @@ absl::Status Manager::NoneLeft(const std::vector<Damage>& damaged) const {
   if (reasons.empty()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory, " is damaged",
                                           has_abandoned ? " or abandoned: " : ": ",
-                                          absl::StrJoin(reasons, "; ")));
+                                          absl::StrJoin(reasons, "; "),
+                                          "; put an intact one there, or begin in another folder"));
 }
 
 absl::StatusOr<std::optional<std::string>> Manager::First(
     const absl::StatusOr<std::vector<std::string>>& order) const {
   DDP_RETURN_IF_ERROR(order.status());
   std::vector<std::string> files = *order;
+  std::erase_if(files, [&](const std::string& file) { return unusable_.count(file) > 0; });
   std::vector<Damage> damaged;
   DDP_ASSIGN_OR_RETURN(const std::string file, NextComplete(files, damaged));
   if (file.empty()) {
@@ -787,8 +804,11 @@ absl::StatusOr<std::optional<std::string>> Manager::Unusable(absl::Status mine,
 
 // On rank 0, when the ranks have agreed on what to use instead.
 void Manager::Quarantine(const std::vector<Damage>& damaged) {
-  if (options_.read_only) return;
   for (const Damage& damage : damaged) {
+    if (options_.read_only) {
+      unusable_.insert(damage.file);
+      continue;
+    }
     const absl::StatusOr<std::string> renamed = folder_.Quarantine(damage.file, damage.seen);
     if (!renamed.ok()) {
       ABSL_LOG(WARNING) << "cannot rename a damaged checkpoint: " << renamed.status().message();
@@ -842,6 +862,8 @@ absl::StatusOr<State> Manager::Read(const std::string& given, const ReadRequest&
                                     const FormatOptions& given_options) {
   const std::string path = WithoutSlashes(given);
   FormatOptions options = given_options;
+  std::optional<TryingRanks> ranks;
+  if (options.ranks != nullptr) options.ranks = &ranks.emplace(*options.ranks);
   bool together =
       options.broadcast != nullptr && options.ranks != nullptr && options.ranks->size() > 1;
   std::unique_ptr<Format> format = FormatBySuffix(path, options);

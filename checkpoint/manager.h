@@ -238,8 +238,9 @@ class Manager {
   std::string PathOf(const std::string& name) const;
 
   // Path of the checkpoint that LoadNewest, or LoadBest, would try first among those that pass
-  // Format::CheckComplete. Cheap: does not read tensors, so loading may return another one. Renames
-  // nothing. Errors as there. Not collective.
+  // Format::CheckComplete, without those that a load of this manager has found damaged. Cheap: does
+  // not read tensors, so loading may return another one. Renames nothing. Errors as there. Not
+  // collective.
   absl::StatusOr<std::optional<std::string>> Newest() const;
   absl::StatusOr<std::optional<std::string>> Best(absl::string_view metric = "") const;
 
@@ -278,6 +279,7 @@ class Manager {
   absl::Status NotSaved(absl::Status failed) const;
   void WarnOfUnknownMetric(const std::map<std::string, double>& metrics);
   void RemoveOld(const std::string& saved);
+  void MakeRoom();
   absl::StatusOr<std::vector<std::string>> ByAge() const;
   absl::StatusOr<std::vector<std::string>> ByMetric(absl::string_view metric) const;
   absl::StatusOr<std::string> NextComplete(std::vector<std::string>& files,
@@ -301,7 +303,7 @@ class Manager {
   bool has_new_structure_ = false;
   // The following are used on rank 0.
   RetentionRules rules_;
-  std::set<std::string> unusable_;      // damaged ones that could not be renamed
+  std::set<std::string> unusable_;      // damaged ones that were not renamed
   std::vector<std::string> leftovers_;  // temporaries to remove once it is safe
   std::optional<uint64_t> bytes_ = {};  // of the last save
   bool has_warned_of_metric_ = false;

@@ -594,7 +594,7 @@ TEST_F(ManagerTest, WhereOnlyAbandonedOnesAreLeftNoRunBeginsAnew) {
 }
 
 TEST_F(ManagerTest, OnlyARunThatWritesRenames) {
-  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1)).ok());
+  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1, 1000)).ok());
   ASSERT_TRUE(Make()->Save("epoch_2", Epoch(2)).ok());
   std::filesystem::resize_file(Path("epoch_2.pt"), 100);
   ASSERT_TRUE(WriteFileAtomically(Path(".epoch_9.pt.tmp-0123456789abcdef"), "part").ok());
@@ -609,6 +609,13 @@ TEST_F(ManagerTest, OnlyARunThatWritesRenames) {
   EXPECT_EQ(saved.code(), absl::StatusCode::kFailedPrecondition) << saved;
   EXPECT_EQ(ListDirectory(directory_).value(), before);
   EXPECT_EQ(files.calls(), std::vector<std::string>());
+  // What it has found damaged is not the newest for it, though only the data show that.
+  FlipABit(Path("epoch_1.pt"));
+  ASSERT_TRUE(Make()->Save("epoch_0_step_5", Epoch(0)).ok());
+  EXPECT_EQ(reader->Newest().value(), Path("epoch_1.pt"));
+  EXPECT_EQ(EpochIn(reader->LoadNewest().value()->state), 0);
+  EXPECT_EQ(reader->Newest().value(), Path("epoch_0_step_5.pt"));
+  EXPECT_TRUE(std::filesystem::exists(Path("epoch_1.pt")));
   // It does not make a folder either.
   const auto nothing =
       Manager::Create({.directory = Path("none"), .read_only = true}, alone_).value();
@@ -693,6 +700,9 @@ TEST_F(ManagerTest, TheBestIsLoaded) {
   const absl::Status none = manager->LoadBest("accuracy:max").status();
   EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(none.message(), "there are m, n")) << none;
+  ASSERT_TRUE(manager->Save("epoch_5", Epoch(5), {.metrics = {{"loss", std::nan("")}}}).ok());
+  const absl::Status nan = manager->LoadBest("loss:min").status();
+  EXPECT_TRUE(absl::StrContains(nan.message(), "a value of loss: it is nan in each")) << nan;
   for (const char* metric : {"", "m", "m:best"}) {
     EXPECT_EQ(manager->LoadBest(metric).status().code(), absl::StatusCode::kInvalidArgument);
   }
@@ -779,6 +789,25 @@ TEST_F(ManagerTest, RoomIsCheckedBeforeAnythingIsWritten) {
   EXPECT_TRUE(manager->Save("epoch_2", Epoch(1, 10'000)).ok());
 }
 
+// As the error of a full disk advises: deletes at a save come after it.
+TEST_F(ManagerTest, ARunThatIsToKeepFewerMakesRoom) {
+  Limited files;
+  const auto save = [&](int keep, const std::string& name) {
+    return Make(&files, keep)->Save(name, Epoch(1)).status();
+  };
+  for (const char* name : {"epoch_1", "epoch_2", "epoch_3"}) ASSERT_TRUE(save(0, name).ok());
+  const std::vector<std::string> before = Names();
+  files.free = 1;
+  EXPECT_TRUE(absl::IsResourceExhausted(save(0, "epoch_4")));
+  // Not by the newest, if that is damaged.
+  std::filesystem::resize_file(Path("epoch_3.pt"), 100);
+  EXPECT_TRUE(absl::IsResourceExhausted(save(1, "epoch_4")));
+  EXPECT_EQ(Names(), before);
+  std::filesystem::remove(Path("epoch_3.pt"));
+  EXPECT_TRUE(absl::IsResourceExhausted(save(1, "epoch_4")));
+  EXPECT_EQ(Names(), std::vector<std::string>{"epoch_2.pt"});
+}
+
 TEST_F(ManagerTest, WhetherARunGoesOn) {
   for (const std::string on_save_error : {"stop", "continue"}) {
     const bool goes_on = on_save_error == "continue";
@@ -792,7 +821,7 @@ TEST_F(ManagerTest, WhetherARunGoesOn) {
     testing::internal::CaptureStderr();
     EXPECT_EQ(manager->GoesOnAfter(manager->Save("epoch_2", Epoch(2)).status()), goes_on);
     const std::string log = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(absl::StrContains(log, "the run goes on without it"), goes_on) << log;
+    EXPECT_EQ(absl::StrContains(log, "on_save_error=continue allows that"), goes_on) << log;
     // The next save tries again.
     files.free = 1 << 30;
     EXPECT_TRUE(manager->Save("epoch_3", Epoch(3)).ok());

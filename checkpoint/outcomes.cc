@@ -1,7 +1,10 @@
 #include "checkpoint/outcomes.h"
 
+#include <algorithm>
 #include <cstddef>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -35,12 +38,30 @@ absl::StatusOr<Outcomes> GatherOutcomes(const Coordinator& ranks,
 }
 
 absl::Status FirstFailure(const Outcomes& outcomes) {
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].ok()) continue;
-    if (outcomes.size() == 1) return outcomes[rank].status();
-    return Annotate(outcomes[rank].status(), absl::StrCat("rank ", rank));
+  const auto first = std::find_if(outcomes.begin(), outcomes.end(),
+                                  [](const auto& outcome) { return !outcome.ok(); });
+  if (first == outcomes.end()) return absl::OkStatus();
+  const absl::Status& error = first->status();
+  const bool of_all = std::all_of(outcomes.begin(), outcomes.end(),
+                                  [&](const auto& outcome) { return outcome.status() == error; });
+  return of_all ? error : Annotate(error, absl::StrCat("rank ", first - outcomes.begin()));
+}
+
+absl::Status TryingRanks::Agree(const absl::Status& mine) const {
+  return Broadcast(mine.ok() ? absl::StatusOr<std::string>("") : mine).status();
+}
+
+absl::StatusOr<std::string> TryingRanks::Broadcast(const absl::StatusOr<std::string>& value) const {
+  const bool sends = rank() == 0 || !value.ok();
+  DDP_ASSIGN_OR_RETURN(const Outcomes outcomes,
+                       GatherOutcomes(ranks_, sends ? value : absl::StatusOr<std::string>("")));
+  absl::Status failed = FirstFailure(outcomes);
+  if (failed.ok()) return outcomes[0];
+  if (!value.ok() && absl::EndsWith(failed.message(), value.status().message())) {
+    value.status().ForEachPayload(
+        [&](absl::string_view key, const absl::Cord& payload) { failed.SetPayload(key, payload); });
   }
-  return absl::OkStatus();
+  return failed;
 }
 
 }  // namespace ddp::checkpoint

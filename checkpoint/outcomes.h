@@ -22,7 +22,30 @@ using Outcomes = std::vector<absl::StatusOr<std::string>>;
 absl::StatusOr<Outcomes> GatherOutcomes(const Coordinator& ranks,
                                         const absl::StatusOr<std::string>& mine);
 
-// The error of the lowest rank that has one, prefixed with "rank N: " if there are several ranks.
+// The error of the lowest rank that has one, prefixed with "rank N: " unless all ranks have the
+// same: they may have agreed on it before.
 absl::Status FirstFailure(const Outcomes& outcomes);
+
+// The same ranks, but what they agree on is not the program's last word: a coordinator of a job
+// prints the errors of Agree and Broadcast (StoreCoordinator), and of these the caller may get
+// over. `ranks` must outlive it. Errors that come from another rank have no payloads.
+class TryingRanks final : public Coordinator {
+ public:
+  explicit TryingRanks(const Coordinator& ranks) : ranks_(ranks) {}
+
+  int rank() const override { return ranks_.rank(); }
+  int size() const override { return ranks_.size(); }
+  absl::Status Agree(const absl::Status& mine) const override;
+  absl::StatusOr<std::string> Broadcast(const absl::StatusOr<std::string>& value) const override;
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const override {
+    return ranks_.AllGather(mine);
+  }
+  absl::StatusOr<std::vector<std::string>> Gather(const std::string& mine) const override {
+    return ranks_.Gather(mine);
+  }
+
+ private:
+  const Coordinator& ranks_;
+};
 
 }  // namespace ddp::checkpoint

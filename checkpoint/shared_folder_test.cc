@@ -103,10 +103,40 @@ TEST(OutcomesTest, OfEachRank) {
   const SingleRank alone;
   EXPECT_EQ(FirstFailure(GatherOutcomes(alone, absl::DataLossError("torn")).value()),
             absl::DataLossError("torn"));
+  // What they have agreed on before.
+  EXPECT_EQ(
+      FirstFailure({absl::DataLossError("rank 1: torn"), absl::DataLossError("rank 1: torn")}),
+      absl::DataLossError("rank 1: torn"));
+  EXPECT_EQ(FirstFailure({absl::DataLossError("torn"), absl::NotFoundError("torn")}),
+            absl::DataLossError("rank 0: torn"));
   // A rank that has gone: the ranks could not be asked.
   RunCoordinatedRanks(2, [](const Coordinator& ranks) {
     if (ranks.rank() == 1) return;
     EXPECT_FALSE(GatherOutcomes(ranks, "").ok());
+  });
+}
+
+// As the ranks that it has, but for their announcements, which RestoreTest sees.
+TEST(TryingRanksTest, AgreeAsTheRanks) {
+  RunCoordinatedRanks(3, [](const Coordinator& ranks) {
+    const TryingRanks trying(ranks);
+    const bool is_second = ranks.rank() == 1;
+    EXPECT_EQ(trying.Agree(absl::OkStatus()), absl::OkStatus());
+    absl::Status mine = is_second ? absl::DataLossError("torn") : absl::OkStatus();
+    if (is_second) mine.SetPayload("key", absl::Cord("1"));
+    const absl::Status agreed = trying.Agree(mine);
+    EXPECT_EQ(agreed.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(agreed.message(), "rank 1: torn");
+    EXPECT_EQ(agreed.GetPayload("key").has_value(), is_second);
+    EXPECT_EQ(trying.Agree(agreed).message(), "rank 1: torn");
+    EXPECT_EQ(trying.Broadcast(absl::StrCat("of ", ranks.rank())).value(), "of 0");
+    EXPECT_EQ(trying
+                  .Broadcast(absl::StatusOr<std::string>(mine.ok() ? absl::StatusOr<std::string>("")
+                                                                   : mine))
+                  .status()
+                  .message(),
+              "rank 1: torn");
+    EXPECT_EQ(trying.AllGather("x").value().size(), 3u);
   });
 }
 

@@ -419,8 +419,11 @@ TEST_F(RestoreTest, ACheckpointWithoutOptimizerGoesOnWithAFreshOneAndThatIsSaid)
   ASSERT_FALSE(saved.contains("optimizer"));
   options_.checkpoint.save = {};
   const std::string printed = PrintedTo(5);
-  EXPECT_EQ(Count(printed, "resumed without optimizer, which the checkpoint does not have"), 1)
-      << printed;
+  for (const char* lost : {"optimizer", "scheduler"}) {
+    const std::string line =
+        absl::StrCat("resumed without ", lost, ", which the checkpoint does not have");
+    EXPECT_EQ(Count(printed, line), 1) << printed;
+  }
   // Two of 40 steps more.
   EXPECT_EQ(StateAt(5).at("progress").toDouble(), 5.0 / 40);
   EXPECT_EQ(StateAt(5).at("step").toInt(), 5);
@@ -547,6 +550,58 @@ TEST_F(RestoreTest, AnEvaluationRenamesNoDamage) {
   options_.eval_only = false;
   EXPECT_TRUE(TrainTo(6).ok());
   EXPECT_TRUE(std::filesystem::exists(folder + "/epoch_0_step_6.pt.damaged"));
+}
+
+// The error of one rank is not the run's: it goes on.
+TEST_F(RestoreTest, DamageThatARunGetsOverIsNoError) {
+  world_size_ = 2;
+  for (const std::string format : {"safetensors", "sharded"}) {
+    options_.checkpoint.manager.format = format;
+    const std::string folder = options_.checkpoint.manager.directory = folder_ + "/" + format;
+    ASSERT_TRUE(TrainTo(3).ok());
+    ASSERT_TRUE(TrainTo(6).ok());
+    const std::string path =
+        absl::StrCat(folder, "/epoch_0_step_6.", format,
+                     format == "sharded" ? "/rank_00000.safetensors" : "/model.safetensors");
+    std::string bytes = ReadFile(path).value();
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+    for (const bool eval_only : {true, false}) {
+      options_.eval_only = eval_only;
+      testing::internal::CaptureStderr();
+      const absl::StatusOr<Report> report = TrainTo(5);
+      const std::string printed = testing::internal::GetCapturedStderr();
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(Count(printed, "passed over a damaged checkpoint: "), 1) << printed;
+      EXPECT_EQ(Count(printed, "error: "), 0) << printed;
+      EXPECT_EQ(Count(printed, "rank 0: rank 0: "), 0) << printed;
+      EXPECT_TRUE(absl::StrContains(report->last_checkpoint, eval_only ? "step_3." : "step_5."))
+          << report->last_checkpoint;
+    }
+  }
+}
+
+// It would be the newest at each start, and a run would go on from it again and again.
+TEST_F(RestoreTest, ACheckpointUnderAnotherTimesNameIsRefused) {
+  ASSERT_TRUE(TrainTo(3).ok());
+  const std::string folder = options_.checkpoint.manager.directory;
+  const std::string own = folder + "/epoch_0_step_3.pt";
+  for (const char* other : {"/epoch_4.pt", "/epoch_0_step_9.pt"}) {
+    std::filesystem::copy_file(own, folder + other);
+    const absl::Status refused = TrainTo(6).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), other)) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), "of epoch 0, step 3")) << refused;
+    // A run that is given it by its path takes its contents.
+    options_.checkpoint.resume = folder_ + other;
+    std::filesystem::rename(folder + other, options_.checkpoint.resume);
+    options_.checkpoint.manager.directory = folder_ + "/others";
+    EXPECT_TRUE(TrainTo(6).ok());
+    options_.checkpoint.resume = "auto";
+    options_.checkpoint.manager.directory = folder;
+    std::filesystem::remove_all(folder_ + "/others");
+  }
+  EXPECT_TRUE(TrainTo(6).ok());
 }
 
 // A loop of one's own: steps of nothing, which are counted and saved.

@@ -114,6 +114,20 @@ std::string OwnNameOf(const Run& run, const std::string& path) {
   return std::filesystem::equivalent(run.manager->PathOf(name), path, ignored) ? name : "";
 }
 
+// Of a checkpoint that was found by its name, after it was loaded. One of another moment hides
+// newer ones at each start, or is hidden by older ones.
+absl::Status CheckIsOfItsName(const Position& position, const std::string& path) {
+  const std::optional<checkpoint::CheckpointName> name =
+      checkpoint::ParseName(std::filesystem::path(path).stem().string());
+  if (!name || (name->epochs.value_or(position.epoch) == position.epoch &&
+                name->steps.value_or(position.step) == position.step)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "its name says another time of the run than its contents, which are of epoch ",
+      position.epoch, ", step ", position.step, ": give it its own name, or move it elsewhere"));
+}
+
 // What the run goes on from.
 struct Origin {
   std::string path;        // empty: nothing
@@ -207,6 +221,7 @@ absl::Status Resume(Run& run) {
   if (restored.ok()) {
     restored = CatchStatus("", [&] { return Restore(run, path, *origin.state, origin.is_newest); });
   }
+  if (restored.ok() && origin.is_own) restored = CheckIsOfItsName(run.position, path);
   origin.state = checkpoint::State();  // its memory
   if (!restored.ok() && !ProblemOf(restored) && !origin.is_own) {
     restored =

@@ -335,15 +335,15 @@ absl::Status TrainingLoop::FindCheckpoints(Report& report) const {
   };
   DDP_ASSIGN_OR_RETURN(report.last_checkpoint, run_.session.Broadcast(or_none(manager->Newest())));
   if (run_.options.checkpoint.manager.keep_best.empty()) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(manager->Best())));
+  const absl::StatusOr<std::optional<std::string>> best = manager->Best();
+  DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(best)));
   report.best_by = checkpoint::ParseBestMetric(run_.options.checkpoint.manager.keep_best)->metric;
   const bool has_ended = !end_.early() && !run_.options.eval_only;
   if (has_ended && run_.is_main() && report.best_checkpoint.empty() &&
       !report.last_checkpoint.empty()) {
-    run_.log->Warn(absl::StrCat("keep_best=", run_.options.checkpoint.manager.keep_best,
-                                ": there is no best checkpoint, since none was saved after an "
-                                "evaluation with ",
-                                report.best_by));
+    run_.log->Warn(absl::StrCat(
+        "keep_best=", run_.options.checkpoint.manager.keep_best,
+        ": there is no best checkpoint: ", best.ok() ? "none is left" : best.status().message()));
   }
   return absl::OkStatus();
 }

@@ -283,9 +283,10 @@ absl::Status Components::Restore(const checkpoint::State& state, const session::
     const bool is_needed =
         component.required || (missing == MissingComponent::kRefused &&
                                component.top_level.empty() && component.name != keys::kGuard);
-    // A save option leaves the progress of a schedule.
-    if (missing == MissingComponent::kRefused && component.name == keys::kScheduler &&
-        !rest.root.contains(component.name)) {
+    // A save option leaves the progress of a schedule, at the top level.
+    const bool has_progress_only =
+        component.name == keys::kScheduler && !rest.root.contains(component.name);
+    if (has_progress_only && missing == MissingComponent::kRefused) {
       return MissingKey(component.name);
     }
     DDP_ASSIGN_OR_RETURN(std::optional<State> taken,
@@ -293,10 +294,15 @@ absl::Status Components::Restore(const checkpoint::State& state, const session::
     if (!taken) {
       const std::vector<std::string>& keys = component.top_level_per_rank;
       if (is_needed) return MissingKey(keys.empty() ? component.name : keys[0]);
-      if (component.top_level.empty()) {
-        notes.Add(absl::StrCat("without ", component.name, ", which the checkpoint does not have"));
-      }
-    } else if (world_size != session.size() && !component.stateful->takes_other_worlds()) {
+    }
+    if (has_progress_only || (!taken && component.top_level.empty())) {
+      notes.Add(absl::StrCat("without ", component.name, ", which the checkpoint does not have"));
+    }
+    if (!taken) {
+      found.emplace_back();
+      continue;
+    }
+    if (world_size != session.size() && !component.stateful->takes_other_worlds()) {
       const auto has_any = [](const auto& theirs) { return !theirs.second.empty(); };
       if (std::any_of(taken->per_rank.begin(), taken->per_rank.end(), has_any)) {
         notes.Add(absl::StrCat("without what each rank had of its own in ", component.name,
@@ -305,9 +311,7 @@ absl::Status Components::Restore(const checkpoint::State& state, const session::
       }
       taken->per_rank.clear();
     }
-    if (taken) {
-      DDP_RETURN_IF_ERROR(About(component, component.stateful->CheckStateDict(*taken)));
-    }
+    DDP_RETURN_IF_ERROR(About(component, component.stateful->CheckStateDict(*taken)));
     found.push_back(std::move(taken));
   }
   for (size_t i = 0; i < components_.size(); ++i) {
@@ -667,10 +671,13 @@ std::string CannotSeekText(const data::AnyDataset& dataset) {
 
 absl::Status BeginInOrder(int64_t order, Position& position) {
   if (position.sample > 0 && position.order != 0 && position.order != order) {
-    return absl::InvalidArgumentError(
-        "the sampler gives the examples of this epoch in another order than that of the "
-        "checkpoint: go on with the same sampler, shuffle and weights; a checkpoint of the end of "
-        "an epoch may be resumed with others");
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "cannot resume within epoch ", position.epoch,
+            ": the sampler gives its examples in another order than that of the checkpoint; go on "
+            "with the same sampler, shuffle and weights, or from a checkpoint of the end of an "
+            "epoch")),
+        kUsageExitCode);
   }
   position.order = order;
   return absl::OkStatus();
