@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,18 @@
 #include "absl/strings/string_view.h"
 #include "base/file_faults.h"
 #include "base/populate_pages.h"
+
+namespace {
+
+int fsyncs = 0;
+
+}  // namespace
+
+// In the place of the C library's.
+extern "C" int fsync(int fd) {
+  ++fsyncs;
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace ddp {
 namespace {
@@ -57,6 +70,13 @@ TEST_F(FileTest, EachFaultLeavesTheOldFileAndNoTemporary) {
     EXPECT_EQ(ReadFile(Path("f")).value(), "old") << expected[nth - 1];
     EXPECT_EQ(Names(), std::vector<std::string>{"f"}) << expected[nth - 1];
   }
+}
+
+// The other tests replace or record the calls of FileSystem, and would not miss the system's.
+TEST_F(FileTest, TheSystemIsAskedToSync) {
+  const int before = fsyncs;
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "new").ok());
+  EXPECT_EQ(fsyncs, before + 2);  // the file, then its folder
 }
 
 TEST_F(FileTest, AFailedFolderSyncIsReportedAndTheNewFileIsWhole) {

@@ -141,7 +141,7 @@ int Main(int argc, char** argv) {
   const std::string text =
       options.json ? absl::StrCat(output->json.dump(2, ' ', false, Replace::replace), "\n")
                    : output->text;
-  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     return fail("cannot write the output");
   }
   return output->exit_code;

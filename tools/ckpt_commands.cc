@@ -291,17 +291,27 @@ absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const std::string& name,
 
 // AlreadyExists: what is there is not replaced.
 absl::Status CheckIsNew(const std::string& path) {
-  if (!CheckExists(path).ok()) return absl::OkStatus();
+  std::error_code error;  // of a folder that is not there: the write says so
+  // A link that leads nowhere is there, too: to a disk that is not mounted, for example.
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) {
+    return absl::OkStatus();
+  }
   return absl::AlreadyExistsError(absl::StrCat(path, " exists; remove it first"));
 }
 
 // Writes a checkpoint, atomically, and says so.
 absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state,
                                               const std::string& path) {
+  // A run that starts in this folder leaves the temporary alone then. Not every file system has
+  // locks, nor every user the right to open the folder.
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const absl::StatusOr<DirectoryLock> saving = DirectoryLock::Shared(parent.empty() ? "." : parent);
   DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
     return CatchStatus(absl::StrCat("writing ", path), [&]() -> absl::Status {
       if (format.name() == "dcp") return checkpoint::dcp::WriteCheckpoint(state, temporary);
-      if (format.all_ranks_write()) DDP_RETURN_IF_ERROR(MakeDirectories(temporary));
+      if (format.all_ranks_write() && ::mkdir(temporary.c_str(), 0777) != 0) {
+        return FileError(errno, "making folder", temporary);
+      }
       DDP_RETURN_IF_ERROR(format.Write(state, temporary));
       return IsFolder(temporary) ? SyncDirectory(temporary) : absl::OkStatus();
     });

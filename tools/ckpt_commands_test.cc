@@ -409,6 +409,25 @@ TEST_F(CkptTest, AverageOfWhatDoesNotFitIsRefusedByName) {
   EXPECT_TRUE(absl::StrContains(Average({a, a}, Path("out")).status().message(), ".safetensors"));
 }
 
+TEST_F(CkptTest, AverageOfValuesOfOnePathIsRefused) {
+  State state = ModelState({{"a/b", at::ones({2, 3})}});
+  c10::impl::GenericDict below = NewTree();
+  below.insert("b", at::ones({4}));
+  state.root.at("model").toGenericDict().insert("a", below);
+  const absl::Status status =
+      Average({Save(state, "a.pt"), Save(state, "b.pt")}, Path("out.pt")).status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "two values of path 'model/a/b'")) << status;
+}
+
+TEST_F(CkptTest, LargeIntegersDifferByMoreThanNothing) {
+  const int64_t large = int64_t{1} << 62;
+  const std::string a = Save(ModelState({{"i", at::tensor({large, int64_t{0}})}}), "a.pt");
+  const std::string b = Save(ModelState({{"i", at::tensor({large + 3, int64_t{0}})}}), "b.pt");
+  const CommandOutput output = Diff(a, b).value();
+  EXPECT_TRUE(absl::StrContains(output.text, "1 of 2 elements differ, by at most 3"))
+      << output.text;
+}
+
 // Where patterns of a shell overlap, one checkpoint would count twice without a word.
 TEST_F(CkptTest, AverageOfOneCheckpointTwiceIsRefused) {
   const std::string a = Save(ModelState({{"w", at::ones({2})}}), "a.pt");
@@ -424,6 +443,9 @@ TEST_F(CkptTest, AverageOfOneCheckpointTwiceIsRefused) {
     EXPECT_TRUE(absl::StrContains(message(third), third + " is " + b)) << message(third);
   }
   EXPECT_TRUE(absl::StrContains(message(Path("link.pt")), a)) << message(Path("link.pt"));
+  // A link that leads nowhere may lead to a disk that is not mounted.
+  std::filesystem::create_symlink("nowhere.pt", Path("away.pt"));
+  EXPECT_EQ(Average({a, b}, Path("away.pt")).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_FALSE(std::filesystem::exists(Path("out.pt")));
 }
 

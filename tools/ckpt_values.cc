@@ -306,10 +306,11 @@ c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype) {
 
 absl::Status Mean::Add(const c10::IValue& model, const std::string& where) {
   using Values = std::map<std::string, c10::IValue>;
-  const auto values_of = [](const c10::IValue& of) {
+  std::string twice;
+  const auto values_of = [&](const c10::IValue& of) {
     Values values;
     VisitLeaves(of, "model", [&](const std::string& path, const c10::IValue& value) {
-      values.emplace(path, value);
+      if (!values.emplace(path, value).second) twice = path;
     });
     return values;
   };
@@ -318,6 +319,11 @@ absl::Status Mean::Add(const c10::IValue& model, const std::string& where) {
         absl::StrCat(one, " has '", path, "', which ", other, " lacks"));
   };
   const Values values = values_of(model);
+  if (!twice.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, " has two values of path '", twice,
+        "', by keys such as 'a/b', or 1 and '1', and no mean can tell which is which"));
+  }
   const Values before = count_ > 0 ? values_of(last_) : values;
   if (count_ == 0) first_ = where;
   for (const auto& [path, value] : before) {
@@ -462,6 +468,10 @@ void Comparison::CompareTensors(const at::Tensor& a, const at::Tensor& b, const 
   try {
     const auto wide = c10::isComplexType(x.scalar_type()) ? at::kComplexDouble : at::kDouble;
     largest = (x.to(wide) - y.to(wide)).abs().max().item<double>();
+    // Integers beyond 2^53 that are closer than a double can tell.
+    if (*largest == 0 && c10::isIntegralType(x.scalar_type(), /*includeBool=*/false)) {
+      largest = (x.to(at::kLong) - y.to(at::kLong)).abs().max().item<double>();
+    }
     absl::StrAppend(&what, ", by at most ", NumberText(*largest));
   } catch (const std::exception&) {
     // A type without arithmetic: the number of elements is all that can be said.

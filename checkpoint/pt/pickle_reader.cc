@@ -99,6 +99,21 @@ class Builder {
     return false;
   }
 
+  // A small file may stand for any number of elements, with strides of 0, and whoever copies such a
+  // tensor needs memory for all of them. False: this is one too many.
+  bool CountRepeated(const TensorSpec& spec) {
+    constexpr uint64_t kMost = uint64_t{1} << 30;  // bytes
+    if (std::find(spec.sizes.begin(), spec.sizes.end(), 0) != spec.sizes.end()) return true;
+    uint64_t bytes = c10::elementSize(spec.dtype);
+    for (const int64_t size : spec.sizes) {
+      if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return false;
+    }
+    if (bytes <= spec.storage_bytes) return true;
+    if (bytes - spec.storage_bytes > kMost - repeated_bytes_) return false;
+    repeated_bytes_ += bytes - spec.storage_bytes;
+    return true;
+  }
+
   // Whether the node has a value, which is then in built_. Recursion is as deep as kMaxDepth: a
   // node counts with all that is above and below it.
   absl::StatusOr<bool> BuildNode(NodeId id, const std::string& path, int depth) {
@@ -154,6 +169,12 @@ class Builder {
         const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
         if (absl::IsUnimplemented(spec.status())) return LeaveOut(path, spec.status().message());
         if (!spec.ok()) return Damaged(path, spec.status().message());
+        if (!CountRepeated(*spec)) {
+          return LeaveOut(
+              path,
+              "repeats its elements in memory, as torch.expand does, to more than 1 GiB "
+              "beyond what the file has");
+        }
         DDP_ASSIGN_OR_RETURN(value, load_tensor_(*spec, Whole{}, path));
         break;
       }
@@ -390,6 +411,7 @@ class Builder {
   const bool only_check_;
   const LoadTensor& load_tensor_;
   std::vector<Built> built_;
+  uint64_t repeated_bytes_ = 0;
 };
 
 // Walks from the root to what a request names, and builds only that.

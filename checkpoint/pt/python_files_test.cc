@@ -118,6 +118,17 @@ c10::impl::GenericDict AsWeWriteIt(const c10::impl::GenericDict& root) {
   return ReadAll(path);
 }
 
+TEST(PythonFilesTest, BytesBehindTheEndAreNamed) {
+  const std::string bytes = ReadFile(Testdata("python_values.pt")).value();
+  for (const size_t behind : {size_t{1}, size_t{4}, size_t{10'000}}) {
+    const std::string path = absl::StrCat(testing::TempDir(), "/behind.pt");
+    ASSERT_TRUE(WriteFileAtomically(path, bytes + std::string(behind, '\0')).ok());
+    const absl::Status status = CreateFormat("pt").value()->Read(path).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), absl::StrCat("has ", behind, " bytes behind")))
+        << status;
+  }
+}
+
 TEST(PythonFilesTest, PlainValues) {
   const auto plain = Below(ReadAll(Testdata("python_values.pt")), "plain");
   EXPECT_EQ(Difference(Plain(), plain), "");

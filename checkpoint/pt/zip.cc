@@ -168,9 +168,12 @@ absl::StatusOr<uint64_t> ZipReader::BytesBehindEnd() const {
   DDP_RETURN_IF_ERROR(ReadAt(start, tail.data(), tail.size()));
   for (size_t at = tail.size() < kEndSize ? 0 : tail.size() - kEndSize + 1; at-- > 0;) {
     if (Get(tail, at, 4) != kEnd) continue;
-    const uint64_t directory_end = Get(tail, at + 12, 4) + Get(tail, at + 16, 4);
-    const bool zip64 = at >= kZip64LocatorSize && Get(tail, at + 12, 4) == kIn64 &&
-                       Get(tail, at - kZip64LocatorSize, 4) == kZip64Locator;
+    uint64_t directory_end = Get(tail, at + 12, 4) + Get(tail, at + 16, 4);
+    const bool has_locator =
+        at >= kZip64LocatorSize && Get(tail, at - kZip64LocatorSize, 4) == kZip64Locator;
+    const bool zip64 = has_locator && Get(tail, at + 12, 4) == kIn64;
+    // torch writes both: the records of zip64, and the sizes in the older one.
+    if (has_locator) directory_end += kZip64EndSize + kZip64LocatorSize;
     if (zip64 || directory_end == start + at) return size_ - (start + at + kEndSize);
   }
   return 0;

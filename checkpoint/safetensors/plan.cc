@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -43,6 +44,7 @@ class Planner {
     const auto collect = [this](const std::string& path, const at::Tensor& tensor) {
       return Collect(path, tensor);
     };
+    NoteSlashes(root);
     DDP_RETURN_IF_ERROR(TreeToJson(root, collect).status());
     Share();
     Plan plan;
@@ -90,10 +92,23 @@ class Planner {
     return "";
   }
 
+  // Other programs' weights may have slashes in their names, which stay: others look for these.
+  void NoteSlashes(const c10::IValue& root) {
+    if (!root.isGenericDict() || !root.toGenericDict().contains("model")) return;
+    const c10::IValue model = root.toGenericDict().at("model");
+    if (!model.isGenericDict()) return;
+    for (const auto& entry : model.toGenericDict()) {
+      if (!entry.key().isString() || !entry.value().isTensor()) continue;
+      const std::string& key = entry.key().toStringRef();
+      if (absl::StrContains(key, '/')) with_slashes_.insert(key);
+    }
+  }
+
   // A name that is new in its file.
   std::string NameOf(const std::string& path, bool in_model) {
-    const std::string name = absl::StrReplaceAll(
-        in_model ? absl::StripPrefix(path, "model/") : absl::string_view(path), {{"/", "."}});
+    const std::string key(in_model ? absl::StripPrefix(path, "model/") : absl::string_view(path));
+    const bool is_own = in_model && with_slashes_.contains(key);
+    const std::string name = is_own ? key : absl::StrReplaceAll(key, {{"/", "."}});
     auto& taken = in_model ? model_names_ : training_names_;
     int& count = taken[name];
     if (++count == 1 && name != "__metadata__") return name;
@@ -134,6 +149,7 @@ class Planner {
 
   const TensorSource* const source_;
   std::vector<Item> items_;
+  std::set<std::string> with_slashes_;  // keys of the model's tensors
   std::map<std::string, int> model_names_;
   std::map<std::string, int> training_names_;
   Metadata aliases_;

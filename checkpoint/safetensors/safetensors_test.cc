@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue_inl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -303,9 +304,17 @@ TEST_F(SafetensorsTest, NamesThatMeet) {
   state.root.insert("__metadata__", at::full({1}, 3));
   model.insert("__metadata__", at::full({1}, 4));
   model.insert("", at::full({1}, 5));
+  model.insert("enc/kernel", at::full({1}, 8));
+  model.insert("enc.kernel", at::full({1}, 9));
+  model.insert("enc", a);
   state.root.insert("model", model);
   state.root.insert("model.x", at::full({1}, 6));
   const std::string path = Written(state);
+  // Those of other programs, with slashes, are theirs.
+  std::vector<std::string> names = NamesIn(path + "/model.safetensors");
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"", "__metadata__#2", "enc.b.c", "enc.kernel",
+                                             "enc/kernel"}));
   EXPECT_EQ(Difference(state.root, format_->Read(path)->root), "");
   State only;
   only.root.insert("model", at::full({2}, 7));  // no dict

@@ -142,6 +142,13 @@ struct Origin {
   }
 };
 
+// A folder with nothing but damage stays as it is, however often a launcher starts the run again.
+absl::StatusOr<std::optional<checkpoint::Loaded>> OrNoneLeft(
+    absl::StatusOr<std::optional<checkpoint::Loaded>> loaded) {
+  if (!absl::IsDataLoss(loaded.status())) return loaded;
+  return WithExitCode(loaded.status(), kUsageExitCode);
+}
+
 // Collective.
 absl::StatusOr<Origin> FindOrigin(Run& run) {
   const checkpoint::ReadRequest request = RequestOf(run);
@@ -150,14 +157,14 @@ absl::StatusOr<Origin> FindOrigin(Run& run) {
   Origin origin;
   if (resume == "auto" || run.has_own_checkpoints) {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> newest,
-                         run.manager->LoadNewest(request, load));
+                         OrNoneLeft(run.manager->LoadNewest(request, load)));
     origin.is_newest = newest.has_value();
     origin.Take(std::move(newest));
     if (origin.is_newest || resume == "auto") return origin;
   }
   if (resume == "best") {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> best,
-                         run.manager->LoadBest("", request, load));
+                         OrNoneLeft(run.manager->LoadBest("", request, load)));
     origin.Take(std::move(best));
   } else if (!resume.empty()) {
     origin.is_own = false;
