@@ -44,7 +44,10 @@ absl::Status FirstFailure(const Outcomes& outcomes) {
   const absl::Status& error = first->status();
   const bool of_all = std::all_of(outcomes.begin(), outcomes.end(),
                                   [&](const auto& outcome) { return outcome.status() == error; });
-  return of_all ? error : Annotate(error, absl::StrCat("rank ", first - outcomes.begin()));
+  const bool is_agreed = of_all && absl::StartsWith(error.message(), "rank ");
+  return outcomes.size() == 1 || is_agreed
+             ? error
+             : Annotate(error, absl::StrCat("rank ", first - outcomes.begin()));
 }
 
 absl::Status TryingRanks::Agree(const absl::Status& mine) const {

@@ -22,8 +22,8 @@ using Outcomes = std::vector<absl::StatusOr<std::string>>;
 absl::StatusOr<Outcomes> GatherOutcomes(const Coordinator& ranks,
                                         const absl::StatusOr<std::string>& mine);
 
-// The error of the lowest rank that has one, prefixed with "rank N: " unless all ranks have the
-// same: they may have agreed on it before.
+// The error of the lowest rank that has one, prefixed with "rank N: " if there are several ranks.
+// One that all ranks have, and that names a rank, they have agreed on before: it stays as it is.
 absl::Status FirstFailure(const Outcomes& outcomes);
 
 // The same ranks, but what they agree on is not the program's last word: a coordinator of a job

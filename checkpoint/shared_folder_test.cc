@@ -107,7 +107,7 @@ TEST(OutcomesTest, OfEachRank) {
   EXPECT_EQ(
       FirstFailure({absl::DataLossError("rank 1: torn"), absl::DataLossError("rank 1: torn")}),
       absl::DataLossError("rank 1: torn"));
-  EXPECT_EQ(FirstFailure({absl::DataLossError("torn"), absl::NotFoundError("torn")}),
+  EXPECT_EQ(FirstFailure({absl::DataLossError("torn"), absl::DataLossError("torn")}),
             absl::DataLossError("rank 0: torn"));
   // A rank that has gone: the ranks could not be asked.
   RunCoordinatedRanks(2, [](const Coordinator& ranks) {
