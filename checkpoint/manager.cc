@@ -429,10 +429,9 @@ absl::Status Manager::NotSaved(absl::Status failed) const {
   if (absl::IsInvalidArgument(failed)) return failed;
   failed.SetPayload(kNotSaved, absl::Cord("1"));
   if (is_main() && GoesOnAfter(failed)) {
-    ABSL_LOG(WARNING)
-        << "a checkpoint was not saved; on_save_error=continue allows that of all but "
-           "the last: "
-        << failed.message();
+    ABSL_LOG(WARNING) << "a checkpoint was not saved; on_save_error=continue allows that of all "
+                         "but the last: "
+                      << failed.message();
   }
   return failed;
 }

@@ -7,7 +7,7 @@
 // generator. It is a fork of this one, which has loaded LibTorch but has not used it, and has no
 // threads: starting a program anew takes a second. A pairwise cover of all cases runs, in some
 // seconds; RESUME_CASES=product runs each combination of what a checkpoint's contents depend on,
-// the other dimensions drawn by RESUME_SEED (1,296 cases, an hour), and RESUME_CASES=all all of
+// the other dimensions drawn by RESUME_SEED (1,296 cases, 20 minutes), and RESUME_CASES=all all of
 // them (a day, in the shards of googletest).
 
 #include <fcntl.h>
