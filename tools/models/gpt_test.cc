@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -68,6 +67,14 @@ trainer::Task MakeTask(double dropout = 0) {
   return *std::move(task);
 }
 
+// Of each rank, all with the same weights. Made before the ranks run: as threads they share torch's
+// generator, which a rank that has begun to train seeds anew.
+std::vector<trainer::Task> MakeTasks(int ranks, double dropout = 0) {
+  std::vector<trainer::Task> tasks;
+  for (int rank = 0; rank < ranks; ++rank) tasks.push_back(MakeTask(dropout));
+  return tasks;
+}
+
 class GptTest : public testing::Test {
  protected:
   GptTest()
@@ -90,12 +97,9 @@ class GptTest : public testing::Test {
   };
   Result Run(int ranks, const TrainerOptions& options, double dropout = 0) const {
     Result result;
+    const std::vector<trainer::Task> tasks = MakeTasks(ranks, dropout);
     trainer::RunRanks(ranks, [&](const session::Session& session) {
-      static std::mutex making;  // of torch's generator, which all threads share
-      const trainer::Task task = [&] {
-        const std::lock_guard lock(making);
-        return MakeTask(dropout);
-      }();
+      const trainer::Task& task = tasks[static_cast<size_t>(session.rank())];
       const auto report = trainer::Train(session, task, Counting(100), Counting(30), options);
       ASSERT_TRUE(report.ok()) << report.status();
       if (!session.is_main()) return;
@@ -211,12 +215,9 @@ class Losses final : public trainer::Callback {
 std::string TrainTwo(const TrainerOptions& options, int64_t examples,
                      std::array<Losses, 2>& losses) {
   testing::internal::CaptureStdout();
+  const std::vector<trainer::Task> tasks = MakeTasks(2);
   trainer::RunRanks(2, [&](const session::Session& session) {
-    static std::mutex making;  // of torch's generator, which all threads share
-    const trainer::Task task = [&] {
-      const std::lock_guard lock(making);
-      return MakeTask();
-    }();
+    const trainer::Task& task = tasks[static_cast<size_t>(session.rank())];
     TrainerOptions mine = options;
     mine.callbacks = CallbacksOf({.name = "gpt", .token = "token"});
     Losses& of_rank = losses[static_cast<size_t>(session.rank())];
