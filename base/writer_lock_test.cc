@@ -6,14 +6,12 @@
 
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/log/absl_check.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/file.h"
 #include "gtest/gtest.h"
 
@@ -79,19 +77,17 @@ TEST_F(WriterLockTest, RunsWithoutAJobAreDifferent) {
 TEST_F(WriterLockTest, LaterLifeWaitsForTheFormer) {
   for (const std::string job : {"a", "none"}) {
     const pid_t holder = Hold(job);
-    std::thread killer([&] {
-      absl::SleepFor(absl::Milliseconds(200));
-      Kill(holder);
-    });
     std::vector<std::string> told;
-    const absl::Status status =
-        WriterLock::Take(folder_, {.job = job,
-                                   .life = 1,
-                                   .grace = absl::InfiniteDuration(),
-                                   .patience = absl::ZeroDuration(),
-                                   .waits = [&](auto holder) { told.emplace_back(holder); }})
-            .status();
-    killer.join();
+    const auto waits = [&](absl::string_view whom) {
+      told.emplace_back(whom);
+      Kill(holder);
+    };
+    const absl::Status status = WriterLock::Take(folder_, {.job = job,
+                                                           .life = 1,
+                                                           .grace = absl::InfiniteDuration(),
+                                                           .patience = absl::ZeroDuration(),
+                                                           .waits = waits})
+                                    .status();
     EXPECT_TRUE(status.ok()) << status;
     ASSERT_EQ(told.size(), 1);
     EXPECT_TRUE(absl::StartsWith(told[0], absl::StrCat("pid ", holder, " on host "))) << told[0];
@@ -108,13 +104,9 @@ TEST_F(WriterLockTest, RunsOfASharedJobAreDifferentUnlessItHasBegunAgain) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(absl::StrContains(refused.message(), absl::StrCat("pid ", holder, " on host ")))
       << refused;
-  std::thread killer([&] {
-    absl::SleepFor(absl::Milliseconds(200));
-    Kill(holder);
-  });
   options.life = 1;
+  options.waits = [&](absl::string_view) { Kill(holder); };
   const absl::Status later = WriterLock::Take(folder_, options).status();
-  killer.join();
   EXPECT_TRUE(later.ok()) << later;
 }
 

@@ -341,7 +341,7 @@ TEST(GlooBackendTest, ReduceScatterHasAFuture) {
 
 TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
   std::promise<void> failed;
-  std::atomic<int> left = kRanks - 1;
+  std::atomic<int> left = kRanks - 1, timed_out = 0;
   RunRanks(
       [&](int rank, const BackendPtr& gloo) {
         if (rank == 0) {
@@ -351,7 +351,9 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
         Tensors tensors = {Sample(rank, 10, at::kShort)};
         auto work = gloo->allreduce(tensors);
         absl::Status status = CatchStatus("", [&] { work->wait(); });
-        EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+        // The first one that gives up closes its connections, which may end the wait of the other.
+        EXPECT_FALSE(status.ok());
+        timed_out += absl::IsDeadlineExceeded(status);
         // The watch may give a wait up a moment before Gloo's own thread does.
         while (!work->isCompleted()) std::this_thread::yield();
         EXPECT_FALSE(work->isSuccess());
@@ -359,6 +361,7 @@ TEST(GlooBackendTest, AMissingRankIsAnErrorOfWorkAndFuture) {
         if (--left == 0) failed.set_value();
       },
       absl::Seconds(3));  // also the time to connect
+  EXPECT_GE(timed_out, 1);
 }
 
 // A group without the watch, which has means of its own.

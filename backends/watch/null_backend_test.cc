@@ -287,7 +287,7 @@ TEST(NullBackendTest, Rank0WaitsForTheOthersToLeaveButNotForever) {
   Watched other = Make(1, 2, store);
   std::atomic<bool> left = false;
   std::thread thread([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
     left = true;
     other.backend.reset();
   });

@@ -150,7 +150,7 @@ TEST(RoleTest, ErrorsAreShownAsTheProgramExplainsThem) {
 
 // A save that takes longer than the timeout of collectives.
 TEST(TimeoutTest, ARankThatWorksAloneIsWaitedForBeyondACollectivesTimeout) {
-  constexpr absl::Duration kTimeout = absl::Seconds(2);
+  constexpr absl::Duration kTimeout = absl::Seconds(4);  // also the time to connect
   testing::internal::CaptureStderr();
   backends::RunRankThreads(
       2, "gloo",

@@ -240,9 +240,11 @@ TEST_P(SaverTest, StoppedByASignalAnywhereAndResumedIsTheUninterruptedRun) {
     options = OptionsOfRun(GetParam(), FolderFor("stopped"));
     const int64_t at = stop.where == "last step" ? whole.steps / 2 : 2;
     const bool in_step = stop.where == "step" || stop.where == "last step";
+    // For all ranks, which are threads: a further signal a second later would end the process.
+    std::atomic<bool> has_raised = false;
     if (in_step) {
-      options.on_step = [at](int64_t step, const at::Tensor&) {
-        if (step == at) raise(SIGUSR2);  // on all ranks in this step
+      options.on_step = [at, &has_raised](int64_t step, const at::Tensor&) {
+        if (step == at && !has_raised) has_raised = raise(SIGUSR2) == 0;
         return StepAction::kContinue;
       };
     }
@@ -324,8 +326,10 @@ TEST(StopTest, MaxTimeLeavesRoomForASave) {
 
 TEST(StopTest, ASignalWithoutAFolderStopsAndSavesNothing) {
   TrainerOptions options = Quiet();
-  options.on_step = [](int64_t step, const at::Tensor&) {
-    if (step == 3) raise(SIGTERM);
+  // For all ranks, which are threads: a further signal a second later would end the process.
+  std::atomic<bool> has_raised = false;
+  options.on_step = [&](int64_t step, const at::Tensor&) {
+    if (step == 3 && !has_raised) has_raised = raise(SIGTERM) == 0;
     return StepAction::kContinue;
   };
   const Report report = Trained({}, options);
@@ -538,8 +542,10 @@ TEST(StopTest, ASaveThatFailsAtTheEndIsTheRunsError) {
       options.checkpoint.manager.on_save_error = "continue";
       const int64_t at = name == "epoch_0_step_3." ? 3 : name == "epoch_0_step_11." ? 11 : 0;
       if (name == "epoch_1.") options.stop_at_step = 11;
-      options.on_step = [at](int64_t step, const at::Tensor&) {
-        if (step == at) raise(SIGUSR2);  // on all ranks in this step
+      // For all ranks, which are threads: a further signal a second later would end the process.
+      std::atomic<bool> has_raised = false;
+      options.on_step = [at, &has_raised](int64_t step, const at::Tensor&) {
+        if (step == at && !has_raised) has_raised = raise(SIGUSR2) == 0;
         return StepAction::kContinue;
       };
       Disk disk(name, ENOSPC);

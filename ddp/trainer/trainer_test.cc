@@ -319,7 +319,7 @@ TEST(TrainTest, TheBestByAMetricIsKeptAndEvaluated) {
 
 // The other ranks wait for it without a collective.
 TEST(TrainTest, ASaveMayTakeLongerThanACollective) {
-  constexpr absl::Duration kTimeout = absl::Seconds(3), kStall = absl::Seconds(2);
+  constexpr absl::Duration kTimeout = absl::Seconds(6), kStall = absl::Seconds(5);
   const std::string folder = testing::TempDir() + "/slow_save";
   std::filesystem::remove_all(folder);
   TrainerOptions options = Quiet();

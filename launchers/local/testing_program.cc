@@ -229,6 +229,7 @@ int RunRank(const std::vector<std::string>& args) {
   if (mode == "save") {
     if (rank.rank == 0) Put(STDOUT_FILENO, "ready\n");
     while (stop.received() == 0) usleep(1'000);
+    if (rank.rank == 0) Put(STDOUT_FILENO, "told\n");
     for (int ms = 0; ms < number(1); ++ms) usleep(1'000);
     return number(2) != 0 ? number(2) : 128 + stop.received();
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """//tools:train of two ranks, killed with SIGKILL at random times while it saves after each step,
-with and without --checkpoint_async.
+with and without --checkpoint_async. Each format has another stage of ZeRO.
 
 After each kill all checkpoints that are listed are intact, none is lost, no
 process is left, and `--resume=auto` goes on from the newest. The run's end has
@@ -42,7 +42,8 @@ class KillsTest(JobsTest):
     def start(self, *more):
         flags = [
             "--train_size=64", "--test_size=16", "--epochs=%d" % EPOCHS, "--checkpoint_every_steps=1",
-            "--checkpoint_format=" + self.form, *more,
+            "--checkpoint_format=" + self.form, "--optimizer=adamw", "--lr=0.01",
+            "--zero_stage=%d" % FORMATS.index(self.form), *more,
         ]  # fmt: skip
         self.jobs.append(Job(self.folder, self.output, *flags))
         return self.jobs[-1]

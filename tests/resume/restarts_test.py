@@ -29,7 +29,7 @@ RESTARTS = int(os.environ.get("DDP_RESTARTS", "3"))
 SEED = int(os.environ.get("DDP_RESTARTS_SEED", "1"))
 STEPS_PER_EPOCH = 8
 # Some steps after each kill, whatever the machine does meanwhile.
-EPOCHS = 2 * (RESTARTS + 1)
+EPOCHS = 5 * (RESTARTS + 1)
 END = EPOCHS * STEPS_PER_EPOCH
 # From a kill to the next step that is recorded.
 MOST_S = 2
