@@ -134,6 +134,11 @@ absl::StatusOr<FileIdentity> IdentityOf(const std::string& path) {
       .device = info.st_dev, .inode = info.st_ino, .changed = absl::TimeFromTimespec(info.st_mtim)};
 }
 
+bool HasChanged(const std::string& path, const absl::StatusOr<FileIdentity>& seen) {
+  const absl::StatusOr<FileIdentity> now = IdentityOf(path);
+  return now.ok() ? !seen.ok() || *now != *seen : absl::IsNotFound(now.status());
+}
+
 uint64_t BytesOnDisk(const std::string& path) {
   uint64_t bytes = 0;
   for (const std::string& file : FilesOf(path)) {
@@ -252,7 +257,12 @@ std::optional<Notes> Folder::NotesOf(absl::string_view file) const {
   if (!reader.ok() || reader->size() > kMostNotes) return std::nullopt;
   std::string text(reader->size(), '\0');
   if (!reader->ReadAt(0, text.data(), text.size()).ok()) return std::nullopt;
-  return ParseNotes(text);
+  std::optional<Notes> notes = ParseNotes(text);
+  if (!notes) {
+    ABSL_LOG_FIRST_N(WARNING, 1) << reader->path() << " is damaged: the time and the metrics of "
+                                 << file << " are not known";
+  }
+  return notes;
 }
 
 absl::Status Folder::Pin(absl::string_view file) const {

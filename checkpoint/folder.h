@@ -74,6 +74,9 @@ struct FileIdentity {
 // The errors of errno where there is no such file.
 absl::StatusOr<FileIdentity> IdentityOf(const std::string& path);
 
+// Whether what was `seen` there was replaced, or removed, or began to be removed, since.
+bool HasChanged(const std::string& path, const absl::StatusOr<FileIdentity>& seen);
+
 // Bytes of a file, or of all files below a folder; 0 for what cannot be read.
 uint64_t BytesOnDisk(const std::string& path);
 

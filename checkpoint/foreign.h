@@ -3,7 +3,8 @@
 //
 //   return absl::DataLossError(absl::StrCat(path, " ", DescribeForeign(head, size)));
 //   return OfNoSuchFormat(absl::StrCat(path, " is no safetensors file"));
-//   DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kDataLoss));
+//   DDP_RETURN_IF_ERROR(RefuseLink(path));
+//   DDP_RETURN_IF_ERROR(RefusePointer(file));
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/file.h"
 
 namespace ddp::checkpoint {
 
@@ -24,13 +26,21 @@ inline constexpr absl::string_view kInSafetensors = "is in the format safetensor
 // HTML page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
 std::string DescribeForeign(absl::string_view head, uint64_t size);
 
+// Whether `head` is the beginning of a file of another kind, as no damage makes it of a checkpoint:
+// whoever put the file there has its reasons. Thread-safe.
+bool IsOtherFile(absl::string_view head);
+
 // DataLoss of a format that does not know what the file is, and says only that it is not its own.
 // The reasons of another format may be better. Thread-safe.
 absl::Status OfNoSuchFormat(absl::string_view message);
 bool IsOfNoSuchFormat(const absl::Status& status);
 
 // OK if `path`, a file of a checkpoint's folder, is no symbolic link, which may lead out of the
-// folder; else an error with this code. Thread-safe.
-absl::Status RefuseLink(const std::string& path, absl::StatusCode code);
+// folder; else FailedPrecondition: whoever put it there has the file. Thread-safe.
+absl::Status RefuseLink(const std::string& path);
+
+// OK if `file` is no pointer of git LFS or git-annex; else Unimplemented, and not DataLoss: nothing
+// is damaged, and `git lfs pull` must find the pointer under its name. Thread-safe.
+absl::Status RefusePointer(const FileReader& file);
 
 }  // namespace ddp::checkpoint

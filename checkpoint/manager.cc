@@ -1,13 +1,13 @@
 #include "checkpoint/manager.h"
 
 #include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue_inl.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -133,28 +133,6 @@ absl::Status Edit(const SaveOptions& options, State& state) {
   }
   if (options.callback) EditBy(options.callback, state);
   return absl::OkStatus();
-}
-
-// Bytes of all tensors, of those that share memory once.
-uint64_t BytesOf(const c10::IValue& value, std::set<const void*>& counted) {
-  uint64_t bytes = 0;
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined() || tensor.layout() != at::kStrided) return 0;
-    const void* const memory =
-        tensor.is_meta() ? tensor.storage().unsafeGetStorageImpl() : tensor.const_data_ptr();
-    return counted.insert(memory).second ? tensor.nbytes() : 0;
-  }
-  if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) bytes += BytesOf(entry.value(), counted);
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) bytes += BytesOf(element, counted);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      bytes += BytesOf(element, counted);
-    }
-  }
-  return bytes;
 }
 
 // Rank 0 creates the folder. Others do not: a folder that they lack is not shared.
@@ -429,8 +407,7 @@ absl::Status Manager::NotSaved(absl::Status failed) const {
   if (absl::IsInvalidArgument(failed)) return failed;
   failed.SetPayload(kNotSaved, absl::Cord("1"));
   if (is_main() && GoesOnAfter(failed)) {
-    ABSL_LOG(WARNING) << "a checkpoint was not saved; on_save_error=continue allows that of all "
-                         "but the last: "
+    ABSL_LOG(WARNING) << "a checkpoint was not saved (on_save_error=continue): "
                       << failed.message();
   }
   return failed;
@@ -450,19 +427,7 @@ absl::Status Manager::Begin(Attempt& attempt) {
                      ", which was there when the run began, is gone; make it again to go on"));
   }
   if (!bytes_.has_value()) {
-    // What all ranks write: whole tensors, and as many entries of the other ranks as of this one.
-    std::set<const void*> counted;
-    uint64_t bytes = BytesOf(attempt.state.root, counted);
-    for (const auto& [path, tensor] : attempt.state.sharded) {
-      const auto place = FindAt(attempt.state.root, path);
-      if (place.ok() && *place) continue;  // counted there
-      bytes += static_cast<uint64_t>(c10::multiply_integers(tensor.global_shape)) *
-               c10::elementSize(tensor.dtype);
-    }
-    for (const auto& [rank, entries] : attempt.state.per_rank) {
-      const auto writers = static_cast<uint64_t>(format_->all_ranks_write() ? ranks_.size() : 1);
-      bytes += writers * BytesOf(entries, counted);
-    }
+    uint64_t bytes = EstimateBytes(attempt.state, format_->all_ranks_write() ? ranks_.size() : 1);
     const absl::StatusOr<std::vector<NamedFile>> before = OwnFolder().List();
     if (before.ok() && !before->empty()) {
       bytes = std::min(bytes, BytesOnDisk(folder_.PathOf(before->back().file)));
@@ -590,7 +555,7 @@ Folder Manager::OwnFolder() const {
   return Folder(options_.directory, {std::string(format_->suffix())}, options_.files);
 }
 
-// On rank 0, after a save that is durable.
+// On rank 0. `saved` is durable.
 void Manager::RemoveOld(const std::string& saved) {
   for (const std::string& path : std::exchange(leftovers_, {})) {
     if (!RemoveTree(path, options_.files).ok()) leftovers_.push_back(path);
@@ -600,8 +565,7 @@ void Manager::RemoveOld(const std::string& saved) {
   const Folder own = OwnFolder();
   absl::StatusOr<std::vector<Candidate>> found = own.Candidates();
   if (!found.ok()) return;
-  std::erase_if(*found,
-                [&](const Candidate& candidate) { return unusable_.count(candidate.file) > 0; });
+  std::erase_if(*found, [&](const Candidate& candidate) { return IsUnusable(candidate.file); });
   for (const std::string& file : ToDelete(*std::move(found), rules_, saved)) {
     const absl::Status removed = own.Remove(file);
     if (!removed.ok()) {
@@ -613,14 +577,22 @@ void Manager::RemoveOld(const std::string& saved) {
 // On rank 0: deletes what the rules do not keep, as after a save. The run may have been started
 // again with rules that keep fewer, for want of room.
 void Manager::MakeRoom() {
+  if (rules_.keep_all() && leftovers_.empty()) return;
   absl::StatusOr<std::vector<std::string>> files = ByAge();
   if (!files.ok() || !unusable_.empty()) return;
   std::vector<Damage> damaged;
-  const absl::StatusOr<std::string> newest = NextComplete(*files, damaged);
-  if (newest.ok() && !newest->empty() && damaged.empty()) RemoveOld(*newest);
+  const absl::StatusOr<std::string> newest = NextComplete(*files, damaged, nullptr);
+  if (!newest.ok() || newest->empty() || !damaged.empty()) return;
+  // The save that made it may have failed to make its name durable.
+  if (SyncDirectory(options_.directory, options_.files).ok()) RemoveOld(*newest);
 }
 
-// The newest last; empty if there is no folder.
+// Of all, the newest last, or of those with this metric the best last; empty if there is no folder.
+absl::StatusOr<std::vector<std::string>> Manager::InOrder(
+    std::optional<absl::string_view> metric) const {
+  return metric ? ByMetric(*metric) : ByAge();
+}
+
 absl::StatusOr<std::vector<std::string>> Manager::ByAge() const {
   const absl::StatusOr<std::vector<NamedFile>> found = folder_.List();
   std::vector<std::string> files;
@@ -630,7 +602,6 @@ absl::StatusOr<std::vector<std::string>> Manager::ByAge() const {
   return files;
 }
 
-// The best last.
 absl::StatusOr<std::vector<std::string>> Manager::ByMetric(absl::string_view metric) const {
   DDP_ASSIGN_OR_RETURN(const BestMetric best, MetricOf(metric, options_));
   const absl::StatusOr<std::vector<Candidate>> found = folder_.Candidates();
@@ -654,9 +625,11 @@ absl::StatusOr<std::vector<std::string>> Manager::ByMetric(absl::string_view met
 }
 
 // Pops files from the end of `files` until one is complete, and returns its name; "" if there is
-// none. Adds incomplete ones to `damaged`.
+// none. Adds incomplete ones to `damaged`, but sets `changed`, if it is not null, for one that
+// another process has replaced or removed meanwhile.
 absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& files,
-                                                  std::vector<Damage>& damaged) const {
+                                                  std::vector<Damage>& damaged,
+                                                  bool* changed) const {
   while (!files.empty()) {
     const std::string file = std::move(files.back());
     files.pop_back();
@@ -673,17 +646,23 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& file
                          " is a symbolic link to what is not there; remove it to go on "
                          "without this checkpoint"));
       }
-      continue;  // removed since the folder was listed
+      if (changed != nullptr) *changed = true;  // removed since the folder was listed
+      continue;
     }
     // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
     if (!absl::IsDataLoss(complete)) return complete;
+    if (changed != nullptr && HasChanged(path, seen)) {
+      *changed = true;
+      continue;
+    }
     damaged.push_back({file, std::string(complete.message()), seen.value_or(FileIdentity())});
   }
   return "";
 }
 
 // OK if there never was a checkpoint.
-absl::Status Manager::NoneLeft(const std::vector<Damage>& damaged) const {
+absl::Status Manager::NoneLeft(std::optional<absl::string_view> metric,
+                               const std::vector<Damage>& damaged) const {
   std::vector<std::string> reasons;
   for (const Damage& damage : damaged) reasons.push_back(damage.reason);
   const absl::StatusOr<std::vector<std::string>> renamed = folder_.Damaged();
@@ -696,21 +675,36 @@ absl::Status Manager::NoneLeft(const std::vector<Damage>& damaged) const {
     reasons.push_back(absl::StrCat("a run has rolled back past ", absl::StrJoin(*abandoned, ", ")));
   }
   if (reasons.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("every checkpoint in ", options_.directory, " is damaged",
-                                          has_abandoned ? " or abandoned: " : ": ",
+  const std::string with =
+      metric ? absl::StrCat(" with a value of ", MetricOf(*metric, options_).value().metric) : "";
+  return absl::DataLossError(absl::StrCat("every checkpoint", with, " in ", options_.directory,
+                                          " is damaged", has_abandoned ? " or abandoned: " : ": ",
                                           absl::StrJoin(reasons, "; "),
                                           "; put an intact one there, or begin in another folder"));
 }
 
+// A file that has been replaced since a load found it damaged is another one.
+bool Manager::IsUnusable(const std::string& file) const {
+  const auto found = unusable_.find(file);
+  if (found == unusable_.end()) return false;
+  const absl::StatusOr<FileIdentity> now = IdentityOf(folder_.PathOf(file));
+  return !now.ok() || *now == found->second.seen;
+}
+
 absl::StatusOr<std::optional<std::string>> Manager::First(
-    const absl::StatusOr<std::vector<std::string>>& order) const {
-  DDP_RETURN_IF_ERROR(order.status());
-  std::vector<std::string> files = *order;
-  std::erase_if(files, [&](const std::string& file) { return unusable_.count(file) > 0; });
-  std::vector<Damage> damaged;
-  DDP_ASSIGN_OR_RETURN(const std::string file, NextComplete(files, damaged));
+    std::optional<absl::string_view> metric) const {
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> files, InOrder(metric));
+  std::vector<Damage> known, damaged;
+  bool changed = false;  // then it is as if it had not been listed
+  std::erase_if(files, [&](const std::string& file) {
+    if (!IsUnusable(file)) return false;
+    known.push_back(unusable_.at(file));
+    return true;
+  });
+  DDP_ASSIGN_OR_RETURN(const std::string file, NextComplete(files, damaged, &changed));
   if (file.empty()) {
-    DDP_RETURN_IF_ERROR(NoneLeft(damaged));
+    damaged.insert(damaged.end(), known.rbegin(), known.rend());
+    DDP_RETURN_IF_ERROR(NoneLeft(metric, damaged));
     return std::nullopt;
   }
   for (const Damage& damage : damaged) {
@@ -719,45 +713,54 @@ absl::StatusOr<std::optional<std::string>> Manager::First(
   return folder_.PathOf(file);
 }
 
-absl::StatusOr<std::optional<std::string>> Manager::Newest() const { return First(ByAge()); }
+absl::StatusOr<std::optional<std::string>> Manager::Newest() const { return First(std::nullopt); }
 
 absl::StatusOr<std::optional<std::string>> Manager::Best(absl::string_view metric) const {
-  return First(ByMetric(metric));
+  return First(metric);
 }
 
 absl::StatusOr<std::optional<Loaded>> Manager::LoadNewest(const ReadRequest& request,
                                                           const LoadOptions& options) {
-  return LoadFirst([this] { return ByAge(); }, request, options);
+  return LoadFirst(std::nullopt, request, options);
 }
 
 absl::StatusOr<std::optional<Loaded>> Manager::LoadBest(absl::string_view metric,
                                                         const ReadRequest& request,
                                                         const LoadOptions& options) {
-  return LoadFirst([this, metric] { return ByMetric(metric); }, request, options);
+  return LoadFirst(metric, request, options);
 }
 
-absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(const Order& order,
+absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(std::optional<absl::string_view> metric,
                                                          const ReadRequest& request,
                                                          const LoadOptions& options) {
   // On rank 0:
   absl::StatusOr<std::vector<std::string>> files = std::vector<std::string>();  // not tried yet
-  if (is_main()) files = order();
+  if (is_main()) files = InOrder(metric);
   std::vector<Damage> damaged;
-  for (;;) {
-    const auto choose = [&]() -> absl::StatusOr<std::string> {
-      if (!is_main()) return "";
+  // A run that saves there removes old checkpoints, perhaps all that were listed.
+  bool changed = false;
+  int lists_left = 100;
+  const auto choose = [&]() -> absl::StatusOr<std::string> {
+    if (!is_main()) return "";
+    for (;; files = InOrder(metric)) {
       DDP_RETURN_IF_ERROR(files.status());
-      return NextComplete(*files, damaged);
-    };
+      DDP_ASSIGN_OR_RETURN(std::string file,
+                           NextComplete(*files, damaged, lists_left > 0 ? &changed : nullptr));
+      if (!file.empty() || !std::exchange(changed, false) || --lists_left < 0) return file;
+      damaged.clear();
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+  };
+  for (;;) {
     DDP_ASSIGN_OR_RETURN(const std::string file, ranks_.Broadcast(choose()));
     if (file.empty()) {
-      const absl::Status none = is_main() ? NoneLeft(damaged) : absl::OkStatus();
+      const absl::Status none = is_main() ? NoneLeft(metric, damaged) : absl::OkStatus();
       if (is_main()) Quarantine(damaged);
       DDP_RETURN_IF_ERROR(ranks_.Agree(none));
       return std::nullopt;
     }
     const std::string path = folder_.PathOf(file);
-    const FileIdentity seen = IdentityOf(path).value_or(FileIdentity());
+    const absl::StatusOr<FileIdentity> seen = IdentityOf(path);
     absl::StatusOr<State> state = CatchStatus(absl::StrCat("reading ", path), [&] {
       return Load(path, request, format_options(), options);
     });
@@ -770,7 +773,9 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(const Order& order,
       if (is_main()) Quarantine(damaged);
       return Loaded{path, *std::move(state)};
     }
-    if (is_main() && !reason->empty()) damaged.push_back({file, *reason, seen});
+    const bool is_other = reason->empty() || (lists_left > 0 && HasChanged(path, seen));
+    changed = changed || is_other;
+    if (is_main() && !is_other) damaged.push_back({file, *reason, seen.value_or(FileIdentity())});
   }
 }
 
@@ -804,19 +809,16 @@ absl::StatusOr<std::optional<std::string>> Manager::Unusable(absl::Status mine,
 // On rank 0, when the ranks have agreed on what to use instead.
 void Manager::Quarantine(const std::vector<Damage>& damaged) {
   for (const Damage& damage : damaged) {
-    if (options_.read_only) {
-      unusable_.insert(damage.file);
-      continue;
-    }
+    unusable_.insert_or_assign(damage.file, damage);
+    if (options_.read_only) continue;
     const absl::StatusOr<std::string> renamed = folder_.Quarantine(damage.file, damage.seen);
     if (!renamed.ok()) {
       ABSL_LOG(WARNING) << "cannot rename a damaged checkpoint: " << renamed.status().message();
-      unusable_.insert(damage.file);
     } else if (renamed->empty()) {
       ABSL_LOG(INFO) << damage.file << " was not renamed: another process has changed it, or saves";
-      unusable_.insert(damage.file);
     } else {
       ABSL_LOG(WARNING) << "renamed " << folder_.PathOf(damage.file) << " to " << *renamed;
+      unusable_.erase(damage.file);
     }
   }
 }
@@ -830,7 +832,7 @@ absl::StatusOr<bool> Manager::AbandonNewerThan(const CheckpointName& newest) {
       if (!(named.name > newest)) others.push_back(named.file);
     }
     std::vector<Damage> damaged;
-    DDP_ASSIGN_OR_RETURN(std::string found, NextComplete(others, damaged));
+    DDP_ASSIGN_OR_RETURN(std::string found, NextComplete(others, damaged, nullptr));
     if (found.empty()) return found;
     // If this process is killed meanwhile, the next one does not go on from the newest of them.
     for (auto named = files.rbegin(); named != files.rend() && named->name > newest; ++named) {

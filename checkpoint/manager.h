@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -164,7 +163,8 @@ class Manager {
   // or the new checkpoint. If any rank fails, the temporary is removed and an existing checkpoint
   // of that name stays (if only what comes after the rename fails, the new one is in place). With
   // verify=saved, rank 0 reads the temporary before it is renamed. Afterwards deletes old
-  // checkpoints as ManagerOptions say. Returns the path.
+  // checkpoints as ManagerOptions say; before, what they do not keep already now, where the disk
+  // has no room for another one and the newest checkpoint is complete. Returns the path.
   //
   // If rank 0 alone writes (see Format::all_ranks_write), its `root` counts. It gets the per-rank
   // entries of all ranks, and tensors in parts one by one as it writes them (consolidate.h); where
@@ -238,9 +238,9 @@ class Manager {
   std::string PathOf(const std::string& name) const;
 
   // Path of the checkpoint that LoadNewest, or LoadBest, would try first among those that pass
-  // Format::CheckComplete, without those that a load of this manager has found damaged. Cheap: does
-  // not read tensors, so loading may return another one. Renames nothing. Errors as there. Not
-  // collective.
+  // Format::CheckComplete; on rank 0 without those that a load of this manager has found damaged.
+  // Cheap: does not read tensors, so loading may return another one. Renames nothing. Errors as
+  // there. Not collective.
   absl::StatusOr<std::optional<std::string>> Newest() const;
   absl::StatusOr<std::optional<std::string>> Best(absl::string_view metric = "") const;
 
@@ -256,8 +256,6 @@ class Manager {
   static Folder FolderAt(const std::string& directory, FileSystem* files = FileSystem::Default());
 
  private:
-  // Candidates of a load on rank 0, the first one to try last.
-  using Order = std::function<absl::StatusOr<std::vector<std::string>>()>;
   // A checkpoint that is damaged, as it was when that was found.
   struct Damage {
     std::string file;
@@ -280,14 +278,17 @@ class Manager {
   void WarnOfUnknownMetric(const std::map<std::string, double>& metrics);
   void RemoveOld(const std::string& saved);
   void MakeRoom();
+  bool IsUnusable(const std::string& file) const;
+  absl::StatusOr<std::vector<std::string>> InOrder(std::optional<absl::string_view> metric) const;
   absl::StatusOr<std::vector<std::string>> ByAge() const;
   absl::StatusOr<std::vector<std::string>> ByMetric(absl::string_view metric) const;
   absl::StatusOr<std::string> NextComplete(std::vector<std::string>& files,
-                                           std::vector<Damage>& damaged) const;
-  absl::Status NoneLeft(const std::vector<Damage>& damaged) const;
-  absl::StatusOr<std::optional<std::string>> First(
-      const absl::StatusOr<std::vector<std::string>>& order) const;
-  absl::StatusOr<std::optional<Loaded>> LoadFirst(const Order& order, const ReadRequest& request,
+                                           std::vector<Damage>& damaged, bool* changed) const;
+  absl::Status NoneLeft(std::optional<absl::string_view> metric,
+                        const std::vector<Damage>& damaged) const;
+  absl::StatusOr<std::optional<std::string>> First(std::optional<absl::string_view> metric) const;
+  absl::StatusOr<std::optional<Loaded>> LoadFirst(std::optional<absl::string_view> metric,
+                                                  const ReadRequest& request,
                                                   const LoadOptions& options);
   absl::StatusOr<std::optional<std::string>> Unusable(absl::Status mine,
                                                       const std::string& path) const;
@@ -303,9 +304,9 @@ class Manager {
   bool has_new_structure_ = false;
   // The following are used on rank 0.
   RetentionRules rules_;
-  std::set<std::string> unusable_;      // damaged ones that were not renamed
-  std::vector<std::string> leftovers_;  // temporaries to remove once it is safe
-  std::optional<uint64_t> bytes_ = {};  // of the last save
+  std::map<std::string, Damage> unusable_;  // not renamed; by name
+  std::vector<std::string> leftovers_;      // temporaries to remove once it is safe
+  std::optional<uint64_t> bytes_ = {};      // of the last save
   bool has_warned_of_metric_ = false;
 };
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdlib>
@@ -29,6 +30,7 @@
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -575,6 +577,40 @@ TEST_F(ManagerFaultsTest, ANewerVersionIsNoDamage) {
       }
       EXPECT_EQ(ListDirectory(directory_).value(), before);
     }
+  }
+}
+
+// An evaluation beside a run, whose saves remove what was the newest a moment before.
+TEST(LoadTest, WhatARunRemovesMeanwhileIsNoDamage) {
+  const SingleRank alone;
+  for (const std::string format : {"pt", "safetensors", "sharded"}) {
+    SCOPED_TRACE(format);
+    const std::string directory = absl::StrCat(testing::TempDir(), "/removed_meanwhile_", format);
+    std::filesystem::remove_all(directory);
+    HookedFileSystem files;  // does not wait for the disk
+    const auto run =
+        Manager::Create({.directory = directory, .format = format, .keep_last = 1, .files = &files},
+                        alone)
+            .value();
+    const auto save = [&](int64_t epoch) {
+      State state;
+      state.root.insert("epoch", epoch);
+      state.root.insert("model", at::arange(epoch, epoch + 100, at::kFloat));
+      return run->Save(EpochName(epoch), state).status();
+    };
+    ASSERT_EQ(save(1), absl::OkStatus());
+    std::atomic<bool> is_over = false;
+    std::thread saves([&] {
+      for (int64_t epoch = 2; !is_over; ++epoch) EXPECT_EQ(save(epoch), absl::OkStatus());
+    });
+    const auto evaluation =
+        Manager::Create({.directory = directory, .read_only = true}, alone).value();
+    for (int i = 0; i < 200; ++i) {
+      const auto loaded = evaluation->LoadNewest();
+      EXPECT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+    }
+    is_over = true;
+    saves.join();
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/coordinator.h"
 #include "base/file.h"
 #include "base/file_faults.h"
@@ -339,14 +340,16 @@ TEST_F(ManagerTest, TheContentDecidesWhereTheSuffixSaysNothing) {
 // The format that knows a file says what it is: the others' reasons say only that it is not theirs.
 TEST_F(ManagerTest, AFileOfNoFormatIsCalledWhatItIsOnce) {
   std::filesystem::create_directories(directory_);
-  const auto error = [&](absl::string_view contents) {
+  const auto error = [&](absl::string_view contents,
+                         absl::StatusCode code = absl::StatusCode::kDataLoss) {
     EXPECT_TRUE(WriteFileAtomically(Path("e.bin"), contents).ok());
     const absl::Status status = Manager::Load(Path("e.bin")).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_EQ(status.code(), code) << status;
     return std::string(status.message());
   };
   EXPECT_EQ(error(""), Path("e.bin is empty"));
-  EXPECT_EQ(error("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n"),
+  EXPECT_EQ(error("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n",
+                  absl::StatusCode::kUnimplemented),
             Path("e.bin is a pointer of git LFS and not the file itself: `git lfs pull` fetches "
                  "that"));
   // A zip archive whose first 8 bytes could be the length of a header, and a header that is cut.
@@ -611,11 +614,17 @@ TEST_F(ManagerTest, OnlyARunThatWritesRenames) {
   EXPECT_EQ(files.calls(), std::vector<std::string>());
   // What it has found damaged is not the newest for it, though only the data show that.
   FlipABit(Path("epoch_1.pt"));
-  ASSERT_TRUE(Make()->Save("epoch_0_step_5", Epoch(0)).ok());
+  ASSERT_TRUE(Make()->Save("epoch_0_step_5", Epoch(0, 1000)).ok());
   EXPECT_EQ(reader->Newest().value(), Path("epoch_1.pt"));
   EXPECT_EQ(EpochIn(reader->LoadNewest().value()->state), 0);
   EXPECT_EQ(reader->Newest().value(), Path("epoch_0_step_5.pt"));
   EXPECT_TRUE(std::filesystem::exists(Path("epoch_1.pt")));
+  // Another file of that name is not what was damaged.
+  ASSERT_TRUE(Make()->Save("epoch_1", Epoch(1, 1000)).ok());
+  EXPECT_EQ(reader->Newest().value(), Path("epoch_1.pt"));
+  for (const char* name : {"epoch_1.pt", "epoch_0_step_5.pt"}) FlipABit(Path(name));
+  EXPECT_TRUE(absl::IsDataLoss(reader->LoadNewest().status()));
+  EXPECT_TRUE(absl::IsDataLoss(reader->Newest().status())) << reader->Newest().status();
   // It does not make a folder either.
   const auto nothing =
       Manager::Create({.directory = Path("none"), .read_only = true}, alone_).value();
@@ -706,6 +715,9 @@ TEST_F(ManagerTest, TheBestIsLoaded) {
   for (const char* metric : {"", "m", "m:best"}) {
     EXPECT_EQ(manager->LoadBest(metric).status().code(), absl::StatusCode::kInvalidArgument);
   }
+  for (const char* name : {"epoch_1.pt", "epoch_3.pt"}) FlipABit(Path(name));
+  const absl::Status lost = manager->LoadBest("m:max").status();
+  EXPECT_TRUE(absl::StrContains(lost.message(), "every checkpoint with a value of m in ")) << lost;
 }
 
 // The same state gives the same file, whatever is noted about it.
@@ -806,6 +818,9 @@ TEST_F(ManagerTest, ARunThatIsToKeepFewerMakesRoom) {
   std::filesystem::remove(Path("epoch_3.pt"));
   EXPECT_TRUE(absl::IsResourceExhausted(save(1, "epoch_4")));
   EXPECT_EQ(Names(), std::vector<std::string>{"epoch_2.pt"});
+  // The name of the newest is durable before.
+  const auto unlink = std::find(files.calls().rbegin(), files.calls().rend(), "fsync");
+  EXPECT_EQ(absl::StrJoin(files.calls().rbegin(), unlink, " "), "unlink unlink unlink close");
 }
 
 TEST_F(ManagerTest, WhetherARunGoesOn) {
@@ -821,7 +836,7 @@ TEST_F(ManagerTest, WhetherARunGoesOn) {
     testing::internal::CaptureStderr();
     EXPECT_EQ(manager->GoesOnAfter(manager->Save("epoch_2", Epoch(2)).status()), goes_on);
     const std::string log = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(absl::StrContains(log, "on_save_error=continue allows that"), goes_on) << log;
+    EXPECT_EQ(absl::StrContains(log, "was not saved (on_save_error=continue): "), goes_on) << log;
     // The next save tries again.
     files.free = 1 << 30;
     EXPECT_TRUE(manager->Save("epoch_3", Epoch(3)).ok());

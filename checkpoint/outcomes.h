@@ -26,9 +26,9 @@ absl::StatusOr<Outcomes> GatherOutcomes(const Coordinator& ranks,
 // One that all ranks have, and that names a rank, they have agreed on before: it stays as it is.
 absl::Status FirstFailure(const Outcomes& outcomes);
 
-// The same ranks, but what they agree on is not the program's last word: a coordinator of a job
-// prints the errors of Agree and Broadcast (StoreCoordinator), and of these the caller may get
-// over. `ranks` must outlive it. Errors that come from another rank have no payloads.
+// The same ranks, for a caller that may go on after an error: a coordinator of a job prints the
+// errors of Agree and Broadcast (StoreCoordinator), and these are not printed. `ranks` must outlive
+// it. Errors that come from another rank have no payloads.
 class TryingRanks final : public Coordinator {
  public:
   explicit TryingRanks(const Coordinator& ranks) : ranks_(ranks) {}

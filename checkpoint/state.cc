@@ -1,10 +1,12 @@
 #include "checkpoint/state.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/List.h>
 #include <ATen/core/ivalue_inl.h>
 
 #include <charconv>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -66,6 +68,28 @@ at::Tensor Bits(const at::Tensor& tensor) {
     default:
       return tensor;
   }
+}
+
+// Bytes of all tensors, of those that share memory once.
+uint64_t BytesOf(const c10::IValue& value, std::set<const void*>& counted) {
+  uint64_t bytes = 0;
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || tensor.layout() != at::kStrided) return 0;
+    const void* const memory =
+        tensor.is_meta() ? tensor.storage().unsafeGetStorageImpl() : tensor.const_data_ptr();
+    return counted.insert(memory).second ? tensor.nbytes() : 0;
+  }
+  if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) bytes += BytesOf(entry.value(), counted);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) bytes += BytesOf(element, counted);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      bytes += BytesOf(element, counted);
+    }
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -232,6 +256,21 @@ void CopyPart(const at::Tensor& values, const Part& part, const std::vector<int6
     place.copy_(from.narrow(0, done, place.numel()).view(place.sizes()));
     done += place.numel();
   }
+}
+
+uint64_t EstimateBytes(const State& state, int ranks) {
+  std::set<const void*> counted;
+  uint64_t bytes = BytesOf(state.root, counted);
+  for (const auto& [path, tensor] : state.sharded) {
+    const auto place = FindAt(state.root, path);
+    if (place.ok() && *place) continue;  // counted there
+    bytes += static_cast<uint64_t>(c10::multiply_integers(tensor.global_shape)) *
+             c10::elementSize(tensor.dtype);
+  }
+  for (const auto& [rank, entries] : state.per_rank) {
+    bytes += static_cast<uint64_t>(ranks) * BytesOf(entries, counted);
+  }
+  return bytes;
 }
 
 }  // namespace ddp::checkpoint

@@ -86,6 +86,10 @@ absl::Status CheckShards(const State& state);
 // Returns what this rank holds of each sharded tensor, for CheckCoverage (cover.h).
 std::map<std::string, TensorParts> PartsOf(const State& state);
 
+// How many bytes the tensors of all ranks have, those of one memory once: whole ones, and entries
+// of `ranks` single ranks as large as this one's.
+uint64_t EstimateBytes(const State& state, int ranks);
+
 // Returns what stands at `path` of `root`, as the paths of State::sharded are meant; nullopt:
 // nothing. InvalidArgument if something that is no dict is on the way.
 absl::StatusOr<std::optional<c10::IValue>> FindAt(c10::impl::GenericDict root,

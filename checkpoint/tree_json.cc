@@ -58,7 +58,7 @@ class Writer {
     }
     if (!value.isGenericDict()) {
       return Refuse(path,
-                    absl::StrCat("is a ", value.tagKind(), ", which checkpoints cannot hold"));
+                    absl::StrCat("is a ", value.tagKind(), ", which this format cannot hold"));
     }
     json pairs = json::array();
     for (const auto& entry : value.toGenericDict()) {

@@ -1,6 +1,7 @@
 // Looks at checkpoints, compares, converts and averages them: docs/ckpt.md.
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,10 +78,16 @@ absl::StatusOr<std::string> CommandOf(const CommandLine& line) {
     if (word != command.name) continue;
     const size_t count = line.positional.size() - 1;
     if (count < command.least || count > command.most) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(word, " takes ", command.arguments, ", and not ", count, " arguments"));
+      return absl::InvalidArgumentError(absl::StrCat(word, " takes ", command.arguments,
+                                                     ", and not ", count,
+                                                     count == 1 ? " argument" : " arguments"));
     }
+    std::set<std::string> given;
     for (const OptionAssignment& option : line.assignments) {
+      if (!given.insert(option.path).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(word, " takes --", option.path, " once, and it is given twice"));
+      }
       const auto& taken = command.options;
       if (option.path == "json" || std::count(taken.begin(), taken.end(), option.path) > 0) {
         continue;

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -19,12 +21,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
 #include "base/json_number.h"
 #include "base/option_error.h"
 #include "base/option_list.h"
 #include "base/status.h"
+#include "base/stop_signals.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/format.h"
@@ -205,9 +210,20 @@ bool IsCheckpoint(const std::string& path) {
 }
 
 // A table with columns as wide as their widest cell; the last column is not padded.
-std::string Table(const std::vector<std::vector<std::string>>& rows) {
+// `text` without what would change the terminal or the lines: names may have any bytes.
+std::string OneLine(absl::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    line += byte < 0x20 || byte == 0x7f ? absl::StrFormat("\\x%02x", byte) : std::string(1, c);
+  }
+  return line;
+}
+
+std::string Table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
+    for (std::string& cell : row) cell = OneLine(cell);
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
@@ -289,9 +305,18 @@ absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const std::string& name,
       "'", path, "' does not end in a format's suffix, which are ", absl::StrJoin(suffixes, ", ")));
 }
 
+std::string ParentOf(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
 // AlreadyExists: what is there is not replaced.
 absl::Status CheckIsNew(const std::string& path) {
-  std::error_code error;  // of a folder that is not there: the write says so
+  std::error_code error;  // the write says so
+  if (!std::filesystem::exists(ParentOf(path), error) && !error) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no folder ", ParentOf(path), " in which to write ", path));
+  }
   // A link that leads nowhere is there, too: to a disk that is not mounted, for example.
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) {
     return absl::OkStatus();
@@ -299,16 +324,53 @@ absl::Status CheckIsNew(const std::string& path) {
   return absl::AlreadyExistsError(absl::StrCat(path, " exists; remove it first"));
 }
 
+// While one exists, SIGINT, SIGTERM and SIGHUP remove what is at this path before they end the
+// process: nothing else would remove the temporary of a conversion that was interrupted.
+class RemovedIfStopped {
+ public:
+  explicit RemovedIfStopped(const std::string& path)
+      : signals_({SIGINT, SIGTERM}), watcher_([this, path] { Watch(path); }) {}
+  ~RemovedIfStopped() {
+    done_.Notify();
+    watcher_.join();
+  }
+
+ private:
+  void Watch(const std::string& path) {
+    while (!done_.WaitForNotificationWithTimeout(absl::Milliseconds(20))) {
+      const int signal = signals_.received();
+      if (signal == 0) continue;
+      std::error_code ignored;  // the process ends
+      std::filesystem::remove_all(path, ignored);
+      std::signal(signal, SIG_DFL);
+      std::raise(signal);
+    }
+  }
+
+  const StopSignals signals_;
+  absl::Notification done_;
+  std::thread watcher_;  // last: it uses the others
+};
+
 // Writes a checkpoint, atomically, and says so.
 absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state,
                                               const std::string& path) {
+  std::vector<std::string> empty;
   // A run that starts in this folder leaves the temporary alone then. Not every file system has
   // locks, nor every user the right to open the folder.
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  const absl::StatusOr<DirectoryLock> saving = DirectoryLock::Shared(parent.empty() ? "." : parent);
+  const std::string parent = ParentOf(path);
+  // What was killed before has left its temporary.
+  {
+    const absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(parent);
+    if (alone.ok()) Manager::FolderAt(parent).RemoveLeftovers();
+  }
+  const absl::StatusOr<DirectoryLock> saving = DirectoryLock::Shared(parent);
   DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
+    const RemovedIfStopped removed_if_stopped(temporary);
     return CatchStatus(absl::StrCat("writing ", path), [&]() -> absl::Status {
-      if (format.name() == "dcp") return checkpoint::dcp::WriteCheckpoint(state, temporary);
+      if (format.name() == "dcp") {
+        return checkpoint::dcp::WriteCheckpoint(state, temporary, FileSystem::Default(), &empty);
+      }
       if (format.all_ranks_write() && ::mkdir(temporary.c_str(), 0777) != 0) {
         return FileError(errno, "making folder", temporary);
       }
@@ -324,8 +386,27 @@ absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state
   output.json["tensors"] = tensors;
   output.json["bytes"] = BytesOnDisk(path);
   output.text =
-      absl::StrCat("wrote ", path, ": ", tensors, " tensors, ", SizeText(BytesOnDisk(path)), "\n");
+      absl::StrCat("wrote ", path, ": ", tensors, tensors == 1 ? " tensor, " : " tensors, ",
+                   SizeText(BytesOnDisk(path)), "\n");
+  if (!empty.empty()) {
+    output.json["empty"] = empty;
+    absl::StrAppend(&output.text, "without empty dicts, which the format does not have: ",
+                    absl::StrJoin(empty, ", "), "\n");
+  }
   return output;
+}
+
+// What is to be converted. Where another entry has a value that cannot be read, as the arguments of
+// a Python program, the one that the pattern begins with is read alone.
+absl::StatusOr<State> LoadFor(const ConvertOptions& options) {
+  absl::StatusOr<State> all = Load(options.from);
+  const std::string entry = options.only.substr(0, options.only.find('/'));
+  if (!absl::IsUnimplemented(all.status()) || entry.find_first_of("*?[\\") != std::string::npos) {
+    return all;
+  }
+  absl::StatusOr<State> one = Load(options.from, {.parts = {{entry, checkpoint::Whole{}}},
+                                                  .per_rank = checkpoint::PerRank::kNone});
+  return one.ok() ? std::move(one) : std::move(all);
 }
 
 // "test/accuracy=0.91 test/loss=0.3"
@@ -494,16 +575,24 @@ absl::StatusOr<CommandOutput> Verify(const std::string& path, const VerifyOption
   output.json["checkpoints"] = ordered_json::array();
   for (const std::string& name : names) {
     const std::string file = is_one ? clean : folder.PathOf(name);
-    const absl::StatusOr<checkpoint::FileIdentity> seen = checkpoint::IdentityOf(file);
+    absl::StatusOr<checkpoint::FileIdentity> seen = checkpoint::IdentityOf(file);
     std::string format, reason;
-    const absl::StatusOr<absl::string_view> verified = Verified(file, format, reason);
+    absl::StatusOr<absl::string_view> verified = Verified(file, format, reason);
+    // A run that saves there replaces and removes checkpoints.
+    for (int tries = 100; tries > 0 && verified.ok() && *verified == "damaged"; --tries) {
+      absl::SleepFor(absl::Milliseconds(10));
+      if (!checkpoint::HasChanged(file, seen)) break;
+      seen = checkpoint::IdentityOf(file);
+      verified = Verified(file, format, reason);
+    }
     if (!is_one && absl::IsNotFound(verified.status())) continue;  // removed meanwhile
     DDP_RETURN_IF_ERROR(verified.status());
     const absl::string_view state = *verified;
     if (state == "damaged" || state == "unreadable") {
       output.exit_code = std::max(output.exit_code, 1);
     }
-    absl::StrAppend(&output.text, file, ": ", state, reason.empty() ? "" : ": ", reason, "\n");
+    absl::StrAppend(&output.text, OneLine(file), ": ", state, reason.empty() ? "" : ": ",
+                    OneLine(reason), "\n");
     ordered_json row;
     row["path"] = file;
     row["format"] = format;
@@ -595,7 +684,7 @@ absl::StatusOr<CommandOutput> Convert(const ConvertOptions& options) {
     }
   }
   DDP_RETURN_IF_ERROR(CheckIsNew(to));
-  DDP_ASSIGN_OR_RETURN(State state, Load(options.from));
+  DDP_ASSIGN_OR_RETURN(State state, LoadFor(options));
   MoveRanksIntoRoot(state);
   if (!options.only.empty()) {
     const std::optional<c10::IValue> kept = Matching(state.root, options.only);
@@ -606,8 +695,17 @@ absl::StatusOr<CommandOutput> Convert(const ConvertOptions& options) {
     }
     state.root = kept->toGenericDict();
   }
-  if (dtype != at::ScalarType::Undefined) state.root = Cast(state.root, dtype).toGenericDict();
-  return WriteCheckpoint(*format, state, to);
+  std::vector<std::string> overflows;
+  if (dtype != at::ScalarType::Undefined) {
+    state.root = Cast(state.root, dtype, overflows).toGenericDict();
+  }
+  DDP_ASSIGN_OR_RETURN(CommandOutput output, WriteCheckpoint(*format, state, to));
+  if (overflows.empty()) return output;
+  output.json["overflows"] = overflows;
+  absl::StrAppend(&output.text, options.dtype, " cannot hold finite values of ",
+                  absl::StrJoin(overflows, ", "),
+                  ": they are inf, nan or its largest number now\n");
+  return output;
 }
 
 absl::StatusOr<CommandOutput> Average(const std::vector<std::string>& from,

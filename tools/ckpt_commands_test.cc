@@ -853,29 +853,6 @@ TEST_F(CkptTest, AModelInSeveralFilesNeedsNoIndex) {
   }
 }
 
-TEST_F(CkptTest, ACastLeavesCountsOfStepsAndSignsOfViews) {
-  State state;
-  c10::impl::GenericDict optimizer = NewTree(), moments = NewTree();
-  moments.insert("exp_avg", at::ones({3}));
-  moments.insert("step", at::scalar_tensor(1001.0, at::kFloat));
-  optimizer.insert("state", moments);
-  state.root.insert("optimizer", optimizer);
-  const at::Tensor complex = at::complex(at::ones({2}), at::ones({2}));
-  c10::impl::GenericDict model = NewTree();
-  model.insert("imag", at::imag(complex));
-  model.insert("of_conjugate", at::imag(complex.conj()));
-  state.root.insert("model", model);
-  const c10::IValue cast = Cast(state.root, at::kBFloat16);
-  const auto in = [&](const char* component) {
-    return cast.toGenericDict().at(component).toGenericDict();
-  };
-  const auto kept = in("optimizer").at("state").toGenericDict();
-  EXPECT_EQ(kept.at("step").toTensor().item<double>(), 1001);
-  EXPECT_EQ(kept.at("exp_avg").toTensor().scalar_type(), at::kBFloat16);
-  EXPECT_EQ(in("model").at("imag").toTensor()[0].item<double>(), 1);
-  EXPECT_EQ(in("model").at("of_conjugate").toTensor()[0].item<double>(), -1);
-}
-
 TEST_F(CkptTest, ANaNIsTheLargestDifferenceWhereverItIs) {
   const std::string a = Save(SampleState(3), "a.pt");
   const State state = SampleState(3);

@@ -37,12 +37,13 @@ expect_one_line 'ls takes DIR or FILE, and not 2 arguments' ls a b
 expect_one_line 'avrage. is no command; .*did you mean average' avrage "$file" "$file"
 expect_one_line 'ls takes no --quarantine' ls --quarantine "$file"
 expect_one_line 'average needs --to' average "$file" "$file"
-expect_one_line 'average takes A B ..., and not 1 arguments' average "$file" --to=x.pt
-expect_one_line 'pin takes DIR NAME, and not 1 arguments' pin "$TEST_TMPDIR"
+expect_one_line 'average takes A B ..., and not 1 argument$' average "$file" --to=x.pt
+expect_one_line 'pin takes DIR NAME, and not 1 argument$' pin "$TEST_TMPDIR"
 expect_one_line 'unknown|jsn' ls --jsn "$file"
 expect_one_line 'none.pt' ls "$TEST_TMPDIR/none.pt"
 expect_one_line 'none.pt' verify "$TEST_TMPDIR/none.pt"
 expect_one_line 'to=hdf5 is none of' convert "$file" "$TEST_TMPDIR/x" --to=hdf5
+expect_one_line 'takes --only once' convert "$file" "$TEST_TMPDIR/x.pt" --only=a --only=b
 expect_one_line 'only=x is|only=x matches' convert "$file" "$TEST_TMPDIR/x.pt" --only=x
 
 expect 0 'DTYPE' ls "$file"
@@ -73,5 +74,26 @@ expect 0 'a.safetensors.damaged .* damaged' ls "$TEST_TMPDIR"
 # As a run that rolls back renames it.
 mv "$TEST_TMPDIR/a.pt" "$TEST_TMPDIR/a.pt.abandoned"
 expect 0 'a.pt.abandoned .* abandoned' ls "$TEST_TMPDIR"
+expect_one_line 'there is no folder .*/missing in which' convert "$file" "$TEST_TMPDIR/missing/x.pt"
+# What a killed one has left, the next one removes.
+mkdir "$TEST_TMPDIR/killed"
+touch "$TEST_TMPDIR/killed/.x.pt.tmp-0123456789abcdef"
+expect 0 'wrote' convert "$file" "$TEST_TMPDIR/killed/y.pt"
+[ "$(ls -A "$TEST_TMPDIR/killed")" = y.pt ] || { echo "killed: $(ls -A "$TEST_TMPDIR/killed")"; failed=1; }
+# Interrupted within a write: it leaves nothing.
+header='{"big":{"dtype":"F32","shape":[100000000],"data_offsets":[0,400000000]}}'
+{ printf "\\$(printf %03o "${#header}")\\0\\0\\0\\0\\0\\0\\0"; printf '%s' "$header"; } > "$TEST_TMPDIR/big.safetensors"
+truncate -s +400000000 "$TEST_TMPDIR/big.safetensors"
+for to in x.pt x.sharded; do
+  mkdir -p "$TEST_TMPDIR/to"
+  "$ckpt" convert "$TEST_TMPDIR/big.safetensors" "$TEST_TMPDIR/to/$to" &
+  pid=$!
+  while kill -0 $pid 2> /dev/null && [ -z "$(ls -A "$TEST_TMPDIR/to")" ]; do sleep 0.01; done
+  kill -TERM $pid
+  wait $pid
+  status=$?
+  [ $status = 143 ] || { echo "convert to $to, stopped: status $status"; failed=1; }
+  [ -z "$(ls -A "$TEST_TMPDIR/to")" ] || { echo "it left $(ls -A "$TEST_TMPDIR/to")"; failed=1; }
+done
 "$ckpt" ls --json "$file" | python3 -m json.tool > /dev/null || { echo "no JSON"; failed=1; }
 exit $failed

@@ -294,13 +294,31 @@ std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string&
   return MatchingBelow(value, "", pattern);
 }
 
-c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype) {
+c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype,
+                 std::vector<std::string>& overflows) {
   Once once;
+  // In double, which has isfinite. Rounding changes a number by an eighth at most, but for small
+  // ones; one that is too large becomes inf, nan or, in some types, the largest number.
+  const auto holds = [](const at::Tensor& tensor, const at::Tensor& cast) {
+    const at::Tensor x = tensor.to(at::kDouble).abs(), y = cast.to(at::kDouble).abs();
+    const at::Tensor is_held = at::isfinite(y).logical_and(y.ge(0.75 * x));
+    return at::isfinite(x)
+               .logical_and(x.ge(1))
+               .logical_and(is_held.logical_not())
+               .sum()
+               .item<int64_t>() == 0;
+  };
   return MapTensors(value, "", [&](const std::string& path, const at::Tensor& tensor) {
     if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) return tensor;
     // An optimizer counts its steps in float32, where bfloat16 ends at 256.
     if (tensor.dim() == 0 && absl::EndsWith(path, "/step")) return tensor;
-    return once.Of(tensor, [&] { return tensor.to(dtype); });
+    // A scaler begins with 65536, where float16 ends before.
+    if (absl::StartsWith(path, "scaler/")) return tensor;
+    return once.Of(tensor, [&] {
+      const at::Tensor cast = tensor.to(dtype);
+      if (!holds(tensor, cast)) overflows.push_back(path);
+      return cast;
+    });
   });
 }
 
@@ -462,15 +480,20 @@ void Comparison::CompareTensors(const at::Tensor& a, const at::Tensor& b, const 
   if (SameBits(x, y)) return;
   const at::Tensor x_bytes = x.view(-1).view(at::kByte).view({x.numel(), -1});
   const at::Tensor y_bytes = y.view(-1).view(at::kByte).view({y.numel(), -1});
-  const int64_t differ = at::ne(x_bytes, y_bytes).any(1).sum().item<int64_t>();
+  const at::Tensor where = at::ne(x_bytes, y_bytes).any(1);
+  const int64_t differ = where.sum().item<int64_t>();
   std::string what = absl::StrCat(differ, " of ", x.numel(), " elements differ");
   std::optional<double> largest;
   try {
     const auto wide = c10::isComplexType(x.scalar_type()) ? at::kComplexDouble : at::kDouble;
-    largest = (x.to(wide) - y.to(wide)).abs().max().item<double>();
+    // Not of equal ones, which may be infinite.
+    const auto of_those = [&](const at::Tensor& tensor, at::ScalarType dtype) {
+      return tensor.view(-1).to(dtype).masked_select(where);
+    };
+    largest = (of_those(x, wide) - of_those(y, wide)).abs().max().item<double>();
     // Integers beyond 2^53 that are closer than a double can tell.
     if (*largest == 0 && c10::isIntegralType(x.scalar_type(), /*includeBool=*/false)) {
-      largest = (x.to(at::kLong) - y.to(at::kLong)).abs().max().item<double>();
+      largest = (of_those(x, at::kLong) - of_those(y, at::kLong)).abs().max().item<double>();
     }
     absl::StrAppend(&what, ", by at most ", NumberText(*largest));
   } catch (const std::exception&) {

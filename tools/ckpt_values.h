@@ -42,8 +42,11 @@ void Align(checkpoint::State& a, checkpoint::State& b);
 // The parts of `value` at paths that match the pattern of fnmatch; nullopt if there are none.
 std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string& pattern);
 
-// `value` with its floating-point tensors in `dtype`. Tensors that were one stay one.
-c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype);
+// `value` with its floating-point tensors in `dtype`, but for an optimizer's counts of steps and
+// the state of a gradient scaler, which other types may not hold. Tensors that were one stay one.
+// Adds to `overflows` the paths of those that have finite values which `dtype` does not hold.
+c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype,
+                 std::vector<std::string>& overflows);
 
 // Says what differs between two values, and the largest difference where both are tensors.
 struct Difference {

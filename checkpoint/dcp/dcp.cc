@@ -131,7 +131,7 @@ class Folder {
 
   absl::StatusOr<std::string> ReadMetadataFile() const {
     const std::string file = absl::StrCat(path_, "/", kMetadataFile);
-    DDP_RETURN_IF_ERROR(RefuseLink(file, absl::StatusCode::kDataLoss));
+    DDP_RETURN_IF_ERROR(RefuseLink(file));
     absl::StatusOr<FileReader> reader = FileReader::Open(file);
     if (absl::IsNotFound(reader.status())) {
       std::error_code error;
@@ -149,6 +149,7 @@ class Folder {
       return absl::DataLossError(reader.status().message());
     }
     DDP_RETURN_IF_ERROR(reader.status());
+    DDP_RETURN_IF_ERROR(RefusePointer(*reader));
     constexpr uint64_t kMost = uint64_t{256} << 20;
     if (reader->size() > kMost) {
       return absl::DataLossError(absl::StrCat(file, " is longer than 256 MiB"));
@@ -178,7 +179,7 @@ class Folder {
     const std::string path = absl::StrCat(path_, "/", item.file);
     const auto [known, fresh] = sizes.emplace(item.file, 0);
     if (fresh) {
-      DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kDataLoss));
+      DDP_RETURN_IF_ERROR(RefuseLink(path));
       const absl::StatusOr<FileReader> file = FileReader::Open(path);
       if (absl::IsNotFound(file.status())) {
         return absl::DataLossError(absl::StrCat(path, " is missing"));
@@ -187,6 +188,7 @@ class Folder {
         return absl::DataLossError(file.status().message());
       }
       DDP_RETURN_IF_ERROR(file.status());
+      DDP_RETURN_IF_ERROR(RefusePointer(*file));
       known->second = file->size();
     }
     if (item.offset <= known->second && item.size <= known->second - item.offset) {

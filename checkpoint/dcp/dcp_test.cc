@@ -221,13 +221,25 @@ TEST(DcpTest, MissingAndShortFilesAreNamed) {
   ExpectRefused(path, "no regular file");
 }
 
+TEST(DcpTest, PointersOfGitLfsAreNamed) {
+  for (const absl::string_view file : {".metadata", "__0_0.distcp"}) {
+    const std::string path = Copy("one_rank");
+    ASSERT_TRUE(fs::exists(absl::StrCat(path, "/", file)));
+    Put(absl::StrCat(path, "/", file),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n");
+    ExpectRefused(path, absl::StrCat(file, " is a pointer of git LFS"),
+                  absl::StatusCode::kUnimplemented);
+  }
+}
+
 TEST(DcpTest, NoPathLeadsOutOfTheFolder) {
   for (const char* name : {".metadata", "__0_0.distcp"}) {
     const std::string path = Copy("two_ranks");
     const std::string outside = Fresh("outside");
     fs::rename(absl::StrCat(path, "/", name), outside);
     fs::create_symlink(outside, absl::StrCat(path, "/", name));
-    ExpectRefused(path, absl::StrCat(name, " is a symbolic link"));
+    ExpectRefused(path, absl::StrCat(name, " is a symbolic link"),
+                  absl::StatusCode::kFailedPrecondition);
   }
   // The folder itself may be one.
   const std::string link = Fresh("link");
@@ -409,6 +421,9 @@ TEST(WriterTest, WhatCannotBeHeldIsRefusedByName) {
   itself.push_back(itself);
   refused(itself, "a list in itself");
   itself.clear();
+  c10::impl::GenericDict long_key = NewTree();
+  long_key.insert(std::string(4097, 'k'), at::ones({2}));
+  refused(long_key, "a name that is not read again");
 
   State twice;
   c10::impl::GenericDict a = NewTree();

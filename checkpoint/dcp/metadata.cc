@@ -37,7 +37,6 @@ constexpr absl::string_view kClasses[] = {
     "pathlib.Path", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath",
     "pathlib.PureWindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath"};
 
-constexpr size_t kMaxName = 4096;  // bytes
 constexpr size_t kMaxDimensions = 64;
 constexpr size_t kMaxQuoted = 200;
 

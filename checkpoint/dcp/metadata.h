@@ -23,6 +23,9 @@ namespace ddp::checkpoint::dcp {
 
 inline constexpr absl::string_view kMetadataFile = ".metadata";
 
+// Longer names are refused, in both directions, in bytes.
+inline constexpr size_t kMaxName = 4096;
+
 // A file of torch.save, at bytes [offset, offset + size) of a file in the checkpoint's folder.
 struct Item {
   std::string file;  // a name without folders

@@ -46,6 +46,8 @@ struct Leaf {
 // The leaves of a dict, as torch.distributed.checkpoint's traverse_state_dict finds them.
 class Flattener {
  public:
+  explicit Flattener(std::vector<std::string>* left_out) : left_out_(left_out) {}
+
   absl::StatusOr<std::vector<Leaf>> Run(const c10::impl::GenericDict& root) {
     DDP_RETURN_IF_ERROR(Visit(root));
     return std::move(leaves_);
@@ -68,7 +70,9 @@ class Flattener {
       return Refuse(path_, "nested too deeply, or a container in itself");
     }
     if (value.isGenericDict()) {
-      for (const auto& entry : value.toGenericDict()) {
+      const c10::impl::GenericDict dict = value.toGenericDict();
+      if (dict.empty() && !path_.empty()) return LeaveOut();
+      for (const auto& entry : dict) {
         const c10::IValue& key = entry.key();
         if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) {
           return Refuse(path_, "a dict key that is neither str, int, float nor bool");
@@ -92,6 +96,17 @@ class Flattener {
     return absl::OkStatus();
   }
 
+  // An empty dict.
+  absl::Status LeaveOut() const {
+    for (const Key& key : path_) {
+      if (!std::holds_alternative<int64_t>(key)) continue;
+      return Refuse(path_, "an empty dict in a list, which Python's flattening loses");
+    }
+    if (left_out_ != nullptr) left_out_->push_back(TextOf(path_));
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string>* const left_out_;
   std::vector<Key> path_;
   std::vector<Leaf> leaves_;
 };
@@ -107,6 +122,7 @@ class Writer {
       Entry entry{.name = TextOf(leaf.path, "."), .path = leaf.path, .value = Item{}};
       if (!IsUtf8(entry.name, Surrogates::kAccept))
         return Refuse(leaf.path, "a name that is not UTF-8");
+      if (entry.name.size() > kMaxName) return Refuse(leaf.path, "a name of more than 4096 bytes");
       if (!names.insert(entry.name).second) {
         return Refuse(leaf.path, absl::StrCat("another value has the name '", entry.name,
                                               "' in Python, where levels are joined by dots"));
@@ -164,8 +180,9 @@ class Writer {
   FileWriter* file_;
 };
 
-absl::Status Write(const State& state, const std::string& path, FileSystem* files) {
-  DDP_ASSIGN_OR_RETURN(const std::vector<Leaf> leaves, Flattener().Run(state.root));
+absl::Status Write(const State& state, const std::string& path, FileSystem* files,
+                   std::vector<std::string>* left_out) {
+  DDP_ASSIGN_OR_RETURN(const std::vector<Leaf> leaves, Flattener(left_out).Run(state.root));
   if (files->Mkdir(path.c_str(), 0777) != 0) return FileError(errno, "making folder", path);
   DDP_ASSIGN_OR_RETURN(FileWriter data,
                        FileWriter::Create(absl::StrCat(path, "/", kDataFile), files));
@@ -181,7 +198,8 @@ absl::Status Write(const State& state, const std::string& path, FileSystem* file
 
 }  // namespace
 
-absl::Status WriteCheckpoint(const State& state, const std::string& path, FileSystem* files) {
+absl::Status WriteCheckpoint(const State& state, const std::string& path, FileSystem* files,
+                             std::vector<std::string>* left_out) {
   if (!state.sharded.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("dcp is written of whole tensors only, and '",
                                                    state.sharded.begin()->first,
@@ -191,7 +209,8 @@ absl::Status WriteCheckpoint(const State& state, const std::string& path, FileSy
     return absl::InvalidArgumentError(
         "dcp is written by one rank, and the state has entries of single ranks; gather them first");
   }
-  return CatchStatus(absl::StrCat("writing ", path), [&] { return Write(state, path, files); });
+  return CatchStatus(absl::StrCat("writing ", path),
+                     [&] { return Write(state, path, files, left_out); });
 }
 
 }  // namespace ddp::checkpoint::dcp

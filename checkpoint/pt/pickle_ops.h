@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
@@ -13,6 +14,10 @@ namespace ddp::checkpoint::pt {
 
 // Containers nested deeper than this are refused, in both directions.
 inline constexpr int kMaxDepth = 100;
+
+// Longer keys of dicts are refused, in both directions, in bytes: many dicts may have one key, and
+// long ones would take time.
+inline constexpr size_t kMaxKey = 4096;
 
 // Longer pickles are refused, in both directions. A tensor takes about 200 bytes; a parsed pickle
 // takes many times its length in memory.

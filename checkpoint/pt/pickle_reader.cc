@@ -44,14 +44,11 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat("pickle: ", Quoted(path), " is ", what));
 }
 
-// Many dicts may have one key: long ones would take time.
-constexpr size_t kMostKey = 4096;
-
 // The value of a dict key; nullopt for a node that is none.
 std::optional<c10::IValue> KeyOf(const Node& node) {
   switch (node.kind) {
     case Kind::kString:
-      if (node.text.size() > kMostKey) return std::nullopt;
+      if (node.text.size() > kMaxKey) return std::nullopt;
       return c10::IValue(node.text);
     case Kind::kInt:
       return c10::IValue(node.integer);
@@ -67,6 +64,10 @@ std::optional<c10::IValue> KeyOf(const Node& node) {
 // Makes values of a graph, each node once: what shares a node in Python shares it here.
 class Builder {
  public:
+  static constexpr absl::string_view kRepeats =
+      "repeats its elements, as torch.expand does, and the tensors of a file may have 1 GiB of "
+      "repeated ones";
+
   Builder(const std::vector<Node>& nodes, const ReadRequest& request, const LoadTensor& load_tensor)
       : nodes_(nodes),
         left_out_(request.left_out),
@@ -84,7 +85,8 @@ class Builder {
  private:
   struct Built {
     enum { kNew, kInProgress, kDone, kLeftOut } state = kNew;
-    int height = 0;  // containers below and including this one
+    int height = 0;         // containers below and including this one
+    uint64_t repeated = 0;  // bytes of elements that tensors in it repeat: CountRepeated
     c10::IValue value;
   };
 
@@ -99,19 +101,17 @@ class Builder {
     return false;
   }
 
-  // A small file may stand for any number of elements, with strides of 0, and whoever copies such a
-  // tensor needs memory for all of them. False: this is one too many.
-  bool CountRepeated(const TensorSpec& spec) {
-    constexpr uint64_t kMost = uint64_t{1} << 30;  // bytes
-    if (std::find(spec.sizes.begin(), spec.sizes.end(), 0) != spec.sizes.end()) return true;
-    uint64_t bytes = c10::elementSize(spec.dtype);
-    for (const int64_t size : spec.sizes) {
-      if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return false;
+  // nullopt if the tensor is left out.
+  absl::StatusOr<std::optional<TensorSpec>> SpecOf(const Node& node, const std::string& path) {
+    absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
+    if (!spec.ok() && !absl::IsUnimplemented(spec.status())) {
+      return Damaged(path, spec.status().message());
     }
-    if (bytes <= spec.storage_bytes) return true;
-    if (bytes - spec.storage_bytes > kMost - repeated_bytes_) return false;
-    repeated_bytes_ += bytes - spec.storage_bytes;
-    return true;
+    if (spec.ok() && CountRepeated(spec->sizes, spec->strides, spec->dtype, repeated_bytes_)) {
+      return *std::move(spec);
+    }
+    DDP_RETURN_IF_ERROR(LeaveOut(path, spec.ok() ? kRepeats : spec.status().message()).status());
+    return std::nullopt;
   }
 
   // Whether the node has a value, which is then in built_. Recursion is as deep as kMaxDepth: a
@@ -120,11 +120,17 @@ class Builder {
     if (depth + built_[id].height > kMaxDepth) {
       return LeaveOut(path, "lies in containers nested too deeply");
     }
-    if (built_[id].state == Built::kDone) return true;
+    if (built_[id].state == Built::kDone) {
+      if (built_[id].repeated > kMaxRepeated - repeated_bytes_) return LeaveOut(path, kRepeats);
+      repeated_bytes_ += built_[id].repeated;
+      return true;
+    }
     if (built_[id].state == Built::kLeftOut) return BuildNew(id, path, depth);  // says it again
     if (built_[id].state == Built::kInProgress) return LeaveOut(path, "is a container in itself");
     built_[id].state = Built::kInProgress;
+    const uint64_t before = repeated_bytes_;
     DDP_ASSIGN_OR_RETURN(const bool is_there, BuildNew(id, path, depth));
+    built_[id].repeated = repeated_bytes_ - before;
     built_[id].state = is_there ? Built::kDone : Built::kLeftOut;
     return is_there;
   }
@@ -166,15 +172,8 @@ class Builder {
       case Kind::kObject:
         return LeaveOut(path, "is an object");
       case Kind::kTensor: {
-        const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
-        if (absl::IsUnimplemented(spec.status())) return LeaveOut(path, spec.status().message());
-        if (!spec.ok()) return Damaged(path, spec.status().message());
-        if (!CountRepeated(*spec)) {
-          return LeaveOut(
-              path,
-              "repeats its elements in memory, as torch.expand does, to more than 1 GiB "
-              "beyond what the file has");
-        }
+        DDP_ASSIGN_OR_RETURN(const std::optional<TensorSpec> spec, SpecOf(node, path));
+        if (!spec) return false;
         DDP_ASSIGN_OR_RETURN(value, load_tensor_(*spec, Whole{}, path));
         break;
       }
@@ -323,9 +322,8 @@ class Builder {
   absl::StatusOr<bool> BuildQuantized(NodeId id, const std::string& path, int depth) {
     constexpr absl::string_view kBad = "a bad quantized tensor";
     const Node& node = nodes_[id];
-    const absl::StatusOr<TensorSpec> spec = TensorSpecOf(nodes_, node);
-    if (absl::IsUnimplemented(spec.status())) return LeaveOut(path, spec.status().message());
-    if (!spec.ok()) return Damaged(path, spec.status().message());
+    DDP_ASSIGN_OR_RETURN(const std::optional<TensorSpec> spec, SpecOf(node, path));
+    if (!spec) return false;
     const std::vector<NodeId>& quantizer = nodes_[node.items[4]].items;
     const auto is = [&](size_t i, Kind kind) {
       return i < quantizer.size() && nodes_[quantizer[i]].kind == kind;

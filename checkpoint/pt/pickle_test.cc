@@ -197,6 +197,10 @@ TEST(PickleTest, SparseTensorsAreChecked) {
       TensorOf("K\x01", zero, "J\x00\x00\x00\x08\x85"s, absl::StrCat(zero, "\x85"));
   EXPECT_TRUE(Read(half).ok()) << Read(half).status();
   ExpectUnsupported(absl::StrCat("(", half, half, half, "t"), "repeats its elements");
+  // Also by one that stands at several places, or what it is in.
+  EXPECT_TRUE(Read(absl::StrCat("(", half, "q\x01h\x01t")).ok());
+  ExpectUnsupported(absl::StrCat("(", half, "q\x01h\x01h\x01t"), "repeats its elements");
+  ExpectUnsupported(absl::StrCat("(", half, "\x85q\x01h\x01h\x01t"), "repeats its elements");
   ExpectRefused(SparseOf(indices + half + sizes), "bad sparse tensor");
 }
 
@@ -244,9 +248,9 @@ TEST(PickleTest, QuantizedTensorsAreChecked) {
   ExpectRefused(quantized(scheme("per_tensor_affine") + "K\x01K\x02t"), "a bad quantized tensor");
   ExpectRefused(quantized("K\x01\x85"), "a bad quantized tensor");
   ExpectRefused(quantized(per_tensor, "K\x03\x85"), "beyond its storage");
-  ExpectRefused(quantized(per_tensor, "\x8a\x06\0\0\0\0\0\x01\x85"s, "QInt8Storage",
-                          absl::StrCat(zero, "\x85")),
-                "a bad quantized tensor");
+  ExpectUnsupported(quantized(per_tensor, "\x8a\x06\0\0\0\0\0\x01\x85"s, "QInt8Storage",
+                              absl::StrCat(zero, "\x85")),
+                    "repeats its elements");
   ExpectUnsupported(quantized(per_tensor, "K\x02\x85", "QUInt4x2Storage"),
                     "'/' is a tensor of torch.QUInt4x2Storage");
   ExpectUnsupported(quantized(scheme("per_galaxy") + "t"), "is a tensor quantized by torch.per_g");

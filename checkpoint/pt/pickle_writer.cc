@@ -9,13 +9,16 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "checkpoint/pt/pickle_ops.h"
+#include "checkpoint/pt/tensor_spec.h"
 #include "checkpoint/state.h"
 
 namespace ddp::checkpoint::pt {
@@ -90,6 +93,7 @@ class Writer {
     DDP_RETURN_IF_ERROR(Value(value, "", 0));
     plans_ = false;
     pickled_.bytes.clear();
+    repeated_bytes_ = 0;
     Emit(Opcode::kProtocol);
     Byte(2);
     DDP_RETURN_IF_ERROR(Value(value, "", 0));
@@ -151,6 +155,9 @@ class Writer {
           return Refuse(path, absl::StrCat("a dict key of type ", key.tagKind(),
                                            "; keys are str, int, double or bool"));
         }
+        if (key.isString() && key.toStringRef().size() > kMaxKey) {
+          return Refuse(path, "a dict key of more than 4096 bytes");
+        }
         const std::string below = Join(path, KeyText(key));
         DDP_RETURN_IF_ERROR(Value(key, below, depth + 1));
         DDP_RETURN_IF_ERROR(Value(entry.value(), below, depth + 1));
@@ -175,13 +182,22 @@ class Writer {
       return Refuse(path, "only dense tensors that have their values in memory can be written");
     }
     if (given._is_zerotensor()) return Refuse(path, "a tensor without memory, of zeros");
-    const at::Tensor tensor = given.detach();
+    at::Tensor tensor = given.detach();
     if (!comes_later && tensor.numel() > 0 && RangeOf(tensor).end > tensor.storage().nbytes()) {
       return Refuse(path, "a tensor that reaches beyond its memory");
     }
     const DtypeName* dtype = FindDtype(tensor.scalar_type());
     if (dtype == nullptr) {
       return Refuse(path, absl::StrCat("element type ", c10::toString(tensor.scalar_type())));
+    }
+    if (!CountRepeated(tensor.sizes(), tensor.strides(), tensor.scalar_type(), repeated_bytes_)) {
+      if (comes_later) return Refuse(path, "a tensor that repeats more than 1 GiB of elements");
+      // The reader would refuse it.
+      at::Tensor& whole = made_whole_[{
+          tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.scalar_type(),
+          tensor.sizes().vec(), tensor.strides().vec(), tensor.is_conj(), tensor.is_neg()}];
+      if (!whole.defined()) whole = tensor.contiguous();
+      tensor = whole;
     }
     if (plans_) {
       plan_.Add(tensor);
@@ -293,6 +309,12 @@ class Writer {
   const std::function<bool(const c10::Storage&)> comes_later_;
   RecordPlan plan_;
   bool plans_ = false;
+  uint64_t repeated_bytes_ = 0;
+  // Tensors that repeat too much, by storage, offset, type, sizes, strides, conjugate and negative.
+  std::map<std::tuple<const c10::StorageImpl*, int64_t, at::ScalarType, std::vector<int64_t>,
+                      std::vector<int64_t>, bool, bool>,
+           at::Tensor>
+      made_whole_;
   Pickled pickled_;
 };
 

@@ -71,10 +71,11 @@ class Archive {
   absl::Status FindPrefix() {
     for (const std::string& name : zip_.Names()) {
       if (absl::EndsWith(name, "/constants.pkl")) {
-        return absl::DataLossError("is a TorchScript archive (torch.jit.save), no checkpoint");
+        return absl::UnimplementedError("is a TorchScript archive (torch.jit.save), no checkpoint");
       }
       if (absl::EndsWith(name, ".npy")) {
-        return absl::DataLossError("is an archive of numpy arrays (numpy.savez), no checkpoint");
+        return absl::UnimplementedError(
+            "is an archive of numpy arrays (numpy.savez), no checkpoint");
       }
       if (absl::EndsWith(name, kPickle)) {
         if (!prefix_.empty()) return absl::DataLossError("has two records data.pkl");
@@ -186,7 +187,7 @@ class Archive {
   static absl::StatusOr<State> StateOf(c10::IValue root,
                                        std::map<std::string, ShardedTensor> sharded) {
     if (!root.isGenericDict()) {
-      return absl::DataLossError(
+      return absl::UnimplementedError(
           absl::StrCat("holds ", KindText(root), " at its top, where a dict is needed"));
     }
     return State{.root = root.toGenericDict(), .sharded = std::move(sharded)};

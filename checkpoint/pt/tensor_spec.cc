@@ -109,4 +109,19 @@ absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const No
   return spec;
 }
 
+bool CountRepeated(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+                   uint64_t& repeated) {
+  const uint64_t item_size = c10::elementSize(dtype);
+  uint64_t bytes = item_size, span = item_size;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(sizes[i]), &bytes)) return false;
+    span += static_cast<uint64_t>((sizes[i] - 1) * strides[i]) * item_size;
+  }
+  if (bytes <= span) return true;
+  if (bytes - span > kMaxRepeated - repeated) return false;
+  repeated += bytes - span;
+  return true;
+}
+
 }  // namespace ddp::checkpoint::pt

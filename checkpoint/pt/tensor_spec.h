@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <string>
@@ -32,5 +33,14 @@ struct TensorSpec {
 // no such tensor, or if it exceeds its storage. Unimplemented, with the rest of a sentence ("is
 // …"), for an element type that is not known. Thread-safe.
 absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const Node& tensor);
+
+// A small file may stand for any number of elements, with strides of 0 or that overlap, and whoever
+// copies such a tensor needs memory for all of them. So the tensors of one file may have
+// kMaxRepeated bytes of elements more than lie between the first and last one of each; one that
+// stands at several places counts at each. Counts a tensor's in `repeated`; false, and nothing is
+// counted: that is too many. Thread-safe.
+inline constexpr uint64_t kMaxRepeated = uint64_t{1} << 30;
+bool CountRepeated(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+                   uint64_t& repeated);
 
 }  // namespace ddp::checkpoint::pt

@@ -125,6 +125,7 @@ absl::Status ZipWriter::Finish() {
 
 absl::StatusOr<ZipReader> ZipReader::Open(const std::string& path) {
   DDP_ASSIGN_OR_RETURN(FileReader file, FileReader::Open(path));
+  DDP_RETURN_IF_ERROR(RefusePointer(file));
   const uint64_t size = file.size();
   ZipReader zip(std::move(file), 0, size);
   DDP_RETURN_IF_ERROR(zip.ReadDirectory());
@@ -156,6 +157,7 @@ absl::Status ZipReader::CheckIsZip() const {
   }
   // What is wrong with it, that format says.
   if (what == kInSafetensors) return OfNoSuchFormat(absl::StrCat(file_.path(), " ", what));
+  if (IsOtherFile(head)) return absl::UnimplementedError(absl::StrCat(file_.path(), " ", what));
   return Damaged(what);
 }
 
@@ -171,7 +173,8 @@ absl::StatusOr<uint64_t> ZipReader::BytesBehindEnd() const {
     uint64_t directory_end = Get(tail, at + 12, 4) + Get(tail, at + 16, 4);
     const bool has_locator =
         at >= kZip64LocatorSize && Get(tail, at - kZip64LocatorSize, 4) == kZip64Locator;
-    const bool zip64 = has_locator && Get(tail, at + 12, 4) == kIn64;
+    const bool zip64 =
+        has_locator && (Get(tail, at + 12, 4) == kIn64 || Get(tail, at + 16, 4) == kIn64);
     // torch writes both: the records of zip64, and the sizes in the older one.
     if (has_locator) directory_end += kZip64EndSize + kZip64LocatorSize;
     if (zip64 || directory_end == start + at) return size_ - (start + at + kEndSize);

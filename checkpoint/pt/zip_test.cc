@@ -75,6 +75,16 @@ TEST(ZipTest, ADamagedRecordIsNamed) {
       << status;
 }
 
+// As torch ends an archive of 4 GiB: the small size of its directory, and the offset in zip64's
+// record alone.
+TEST(ZipTest, BytesBehindALargeArchiveAreNamed) {
+  std::string bytes = Sample();
+  const size_t end = bytes.rfind("PK\x05\x06");
+  bytes.replace(end + 12, 8, std::string("\x60\0\0\0\xff\xff\xff\xff", 8));
+  const absl::Status status = OpenBytes(bytes + "abcd").status();
+  EXPECT_TRUE(absl::StrContains(status.message(), "4 bytes behind the end")) << status;
+}
+
 // Sizes and offsets that would reach outside, or overflow on the way.
 TEST(ZipTest, HugeNumbersAreRefused) {
   const std::string bytes = Sample();

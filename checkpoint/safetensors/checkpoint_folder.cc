@@ -20,6 +20,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/safetensors/shard_name.h"
 #include "checkpoint/safetensors/torch_dtype.h"
 #include "checkpoint/tree_json.h"
@@ -36,10 +37,11 @@ bool IsFileName(absl::string_view name) {
          name.find_first_of(absl::string_view("/\0", 2)) == absl::string_view::npos;
 }
 
-// Also of what an error keeps from being seen: opening it reports the error, which is no damage.
+// Also of what an error keeps from being seen, and of a link that leads nowhere: opening it reports
+// the error, which is no damage.
 bool Exists(const std::string& path) {
   struct stat info;
-  return ::stat(path.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
+  return ::lstat(path.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 absl::Status CheckVersion(const TensorFile& file) {
@@ -131,15 +133,26 @@ bool CheckpointFolder::is_verified() const {
 absl::StatusOr<TensorFile> CheckpointFolder::OpenPart(absl::string_view file) const {
   absl::StatusOr<TensorFile> opened = TensorFile::Open(PathOf(file));
   if (!absl::IsNotFound(opened.status())) return opened;
+  return Lacks(file);
+}
+
+// A link that leads nowhere, as to a disk that is not mounted, is no damage.
+absl::Status CheckpointFolder::Lacks(absl::string_view file) const {
+  std::error_code ignored;
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(PathOf(file), ignored))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Printable(PathOf(file)), " is a symbolic link to what is not there"));
+  }
   return Damaged(absl::StrCat("lacks its file ", Printable(file)));
 }
 
 absl::StatusOr<std::string> CheckpointFolder::ReadIndex() const {
   const absl::StatusOr<FileReader> reader = FileReader::Open(PathOf(kIndexFile));
   if (absl::IsNotFound(reader.status()) || absl::IsFailedPrecondition(reader.status())) {
-    return Damaged(absl::StrCat("lacks its file ", kIndexFile));
+    return Lacks(kIndexFile);
   }
   DDP_RETURN_IF_ERROR(reader.status());
+  DDP_RETURN_IF_ERROR(RefusePointer(*reader));
   if (reader->size() > kMaxHeader) {
     return absl::DataLossError(
         absl::StrCat(reader->path(), " is longer than the index of a checkpoint"));

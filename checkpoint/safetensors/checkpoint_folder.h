@@ -83,6 +83,7 @@ class CheckpointFolder {
   explicit CheckpointFolder(std::string path) : path_(std::move(path)) {}
 
   absl::Status Damaged(absl::string_view what) const;
+  absl::Status Lacks(absl::string_view file) const;
   std::string PathOf(absl::string_view file) const;
   absl::StatusOr<TensorFile> OpenPart(absl::string_view file) const;
   absl::StatusOr<std::string> ReadIndex() const;

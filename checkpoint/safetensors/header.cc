@@ -275,12 +275,16 @@ absl::StatusOr<uint64_t> HeaderLength(absl::string_view start, uint64_t file_siz
 }
 
 absl::StatusOr<Header> ReadHeader(const FileReader& file, std::string* bytes) {
+  DDP_RETURN_IF_ERROR(RefusePointer(file));
   std::string head(std::min(file.size(), kForeignHead), '\0');
   DDP_RETURN_IF_ERROR(file.ReadAt(0, head.data(), head.size()));
   const bool may_be_json = head.size() > kLengthSize && head[kLengthSize] == '{';
   std::string foreign = may_be_json ? "" : DescribeForeign(head, file.size());
   if (!may_be_json && absl::StartsWith(head, "PK\3\4")) {
     foreign = "is no safetensors file but a zip archive, as torch.save writes";
+  }
+  if (!foreign.empty() && IsOtherFile(head)) {
+    return absl::UnimplementedError(absl::StrCat(file.path(), " ", foreign));
   }
   const auto damaged = [&](const absl::Status& status) {
     if (may_be_json) {

@@ -82,13 +82,14 @@ absl::StatusOr<PartReader::Source*> PartReader::Open(size_t index) {
   const StoredFile& stored = manifest_.files[index];
   const std::string path = absl::StrCat(folder_, "/", stored.name);
   // It is no damage: whoever put a link there has the file.
-  DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kFailedPrecondition));
+  DDP_RETURN_IF_ERROR(RefuseLink(path));
   absl::StatusOr<FileReader> file = FileReader::Open(path);
   if (absl::IsNotFound(file.status()) || absl::IsFailedPrecondition(file.status())) {
     return absl::DataLossError(
         absl::StrCat(path, " is missing, or no file, and the manifest lists it"));
   }
   DDP_RETURN_IF_ERROR(file.status());
+  DDP_RETURN_IF_ERROR(RefusePointer(*file));
   if (file->size() != stored.bytes) {
     return absl::DataLossError(
         absl::StrCat(path, " has ", file->size(), " bytes, and the manifest says ", stored.bytes));

@@ -59,7 +59,7 @@ absl::StatusOr<std::string> ReadManifestText(const std::string& folder) {
         absl::StrCat(folder, " is no folder, and a checkpoint in format sharded is one"));
   }
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
-  DDP_RETURN_IF_ERROR(RefuseLink(path, absl::StatusCode::kFailedPrecondition));
+  DDP_RETURN_IF_ERROR(RefuseLink(path));
   absl::StatusOr<FileReader> file = FileReader::Open(path);
   if (absl::IsNotFound(file.status()) || absl::IsFailedPrecondition(file.status())) {
     return absl::DataLossError(absl::StrCat(
@@ -67,6 +67,7 @@ absl::StatusOr<std::string> ReadManifestText(const std::string& folder) {
         ": it is no checkpoint in format sharded, or its save did not come to an end"));
   }
   DDP_RETURN_IF_ERROR(file.status());
+  DDP_RETURN_IF_ERROR(RefusePointer(*file));
   if (file->size() > kMostManifestBytes) {
     return absl::DataLossError(absl::StrCat(path, " is too large for a manifest"));
   }

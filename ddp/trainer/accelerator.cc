@@ -741,7 +741,7 @@ absl::Status Accelerator::NoteSaved(const absl::StatusOr<std::string>& saved, ab
   all.saved = saved.value_or("");
   if (all.IsSaved(CheckpointName())) all.has_new_epoch = false;
   all.longest_save = std::max(all.longest_save, took);
-  return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : saved.status();
+  return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : OfSave(saved.status());
 }
 
 absl::Status Accelerator::JoinSave() {
@@ -785,7 +785,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
     const bool is_own = all.folders.IsOwn(options_.checkpoint.manager.directory);
     DDP_ASSIGN_OR_RETURN(const std::string whose, session_.Broadcast(is_own ? "own" : ""));
     if (!whose.empty()) {
-      DDP_ASSIGN_OR_RETURN(own, all.manager->LoadNewest(request, load));
+      DDP_ASSIGN_OR_RETURN(own, LoadOwn(session_, *all.manager, "auto", request, load));
     }
   }
   if (own) {
@@ -796,8 +796,7 @@ absl::Status Accelerator::LoadState(const std::string& from) {
       return OptionError("checkpoint.dir", "", "is needed to go on with what is in it");
     }
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> loaded,
-                         from == "best" ? all.manager->LoadBest("", request, load)
-                                        : all.manager->LoadNewest(request, load));
+                         LoadOwn(session_, *all.manager, from, request, load));
     // Steps in the log are of an attempt that had saved nothing.
     if (!loaded) {
       all.may_save = true;

@@ -29,6 +29,14 @@ void LowerPriority() {
   (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
 }
 
+// The reverse, by another thread of a run that waits for this one: other programs would go first.
+// Few users may do that.
+void RestorePriority(pid_t thread) {
+  const sched_param none = {};
+  (void)::sched_setscheduler(thread, SCHED_OTHER, &none);
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(thread), ::getpriority(PRIO_PROCESS, 0));
+}
+
 }  // namespace
 
 AsyncSave::~AsyncSave() {
@@ -103,6 +111,7 @@ void AsyncSave::Write(const std::string& name, const absl::Status& staged, InFli
   const absl::Time began = absl::Now();
   save.ended.saved = CatchStatus("", [&]() -> absl::StatusOr<std::string> {
     LowerPriority();
+    save.thread_id = static_cast<pid_t>(::syscall(SYS_gettid));
     DDP_RETURN_IF_ERROR(AgreeToSave(name, ranks_, staged));
     return manager_.Save(name, std::move(save.state), save.options);
   });
@@ -112,6 +121,8 @@ void AsyncSave::Write(const std::string& name, const absl::Status& staged, InFli
 
 std::optional<AsyncSave::Ended> AsyncSave::Join() {
   if (in_flight_ == nullptr) return std::nullopt;
+  const pid_t writing = in_flight_->thread_id;
+  if (writing != 0 && !in_flight_->has_ended) RestorePriority(writing);
   if (in_flight_->thread.joinable()) in_flight_->thread.join();
   return std::move(std::exchange(in_flight_, nullptr)->ended);
 }

@@ -6,6 +6,8 @@
 //   if (const auto ended = async.Join()) …ended->saved…      // its path
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/coordinator.h"
+#include "base/exit_code.h"
 #include "checkpoint/format.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/staging.h"
@@ -24,10 +27,16 @@
 
 namespace ddp::trainer {
 
-// The error of a save as this rank's own: the calls of the saving thread are not the session's, so
-// that Session::ShareFailure has to tell the other ranks.
+// The error of a save that ends the run. Begun again, a run whose folder is gone (NotFound) would
+// make a new one and start from scratch, so that error has the exit code of wrong options.
+inline absl::Status OfSave(const absl::Status& saved) {
+  return absl::IsNotFound(saved) ? WithExitCode(saved, kUsageExitCode) : saved;
+}
+
+// The same as this rank's own: the calls of the saving thread are not the session's, so that
+// Session::ShareFailure has to tell the other ranks.
 inline absl::Status AsOwnError(const absl::Status& saved) {
-  return absl::Status(saved.code(), saved.message());
+  return OfSave(absl::Status(saved.code(), saved.message()));
 }
 
 // Thread-compatible. All ranks make the same calls. Between Start and Join the training thread asks
@@ -81,7 +90,8 @@ class AsyncSave {
     // What is to be written.
     checkpoint::State state;
     checkpoint::SaveOptions options;
-    std::thread thread;  // none: it could not start
+    std::thread thread;               // none: it could not start
+    std::atomic<pid_t> thread_id{0};  // once it runs with low priority
     std::atomic<bool> has_ended{false};
     Ended ended;  // once it has
   };

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/exit_code.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/manager.h"
@@ -590,6 +591,7 @@ TEST_F(RestoreTest, ACheckpointUnderAnotherTimesNameIsRefused) {
     std::filesystem::copy_file(own, folder + other);
     const absl::Status refused = TrainTo(6).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_EQ(ExitCodeIn(refused), kUsageExitCode);
     EXPECT_TRUE(absl::StrContains(refused.message(), other)) << refused;
     EXPECT_TRUE(absl::StrContains(refused.message(), "of epoch 0, step 3")) << refused;
     // A run that is given it by its path takes its contents.
@@ -649,6 +651,30 @@ TEST_F(LoopTest, ARunThatHasComeToItsLastStepTakesNoMore) {
   };
   const absl::Status more = Run(asks_nothing);
   EXPECT_TRUE(absl::StrContains(more.message(), "has come to its last step, 2")) << more;
+}
+
+// A launcher would start it again and again.
+TEST_F(LoopTest, WhatNoAttemptCouldGoOnFromHasTheExitCodeOfWrongOptions) {
+  const std::string own = options_.checkpoint.manager.directory + "/step_1.pt";
+  const std::string other = options_.checkpoint.manager.directory + "/step_7.pt";
+  options_.checkpoint.resume = "";
+  EXPECT_EQ(Run([](Accelerator& accelerator) {
+              Step(accelerator);
+              return accelerator.SaveAndEnd();
+            }),
+            absl::OkStatus());
+  const Body loads = [](Accelerator& accelerator) { return accelerator.LoadState(); };
+  std::filesystem::copy_file(own, other);
+  const absl::Status misnamed = Run(loads);
+  EXPECT_TRUE(absl::StrContains(misnamed.message(), "of epoch 0, step 1")) << misnamed;
+  EXPECT_EQ(ExitCodeIn(misnamed), kUsageExitCode);
+  std::filesystem::remove(other);
+  std::filesystem::resize_file(own, 100);
+  for (int life = 0; life < 2; ++life) {
+    const absl::Status damaged = Run(loads, life);
+    EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+    EXPECT_EQ(ExitCodeIn(damaged), kUsageExitCode);
+  }
 }
 
 // Of which the schedule would not know the length.

@@ -114,20 +114,6 @@ std::string OwnNameOf(const Run& run, const std::string& path) {
   return std::filesystem::equivalent(run.manager->PathOf(name), path, ignored) ? name : "";
 }
 
-// Of a checkpoint that was found by its name, after it was loaded. One of another moment hides
-// newer ones at each start, or is hidden by older ones.
-absl::Status CheckIsOfItsName(const Position& position, const std::string& path) {
-  const std::optional<checkpoint::CheckpointName> name =
-      checkpoint::ParseName(std::filesystem::path(path).stem().string());
-  if (!name || (name->epochs.value_or(position.epoch) == position.epoch &&
-                name->steps.value_or(position.step) == position.step)) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "its name says another time of the run than its contents, which are of epoch ",
-      position.epoch, ", step ", position.step, ": give it its own name, or move it elsewhere"));
-}
-
 // What the run goes on from.
 struct Origin {
   std::string path;        // empty: nothing
@@ -142,13 +128,6 @@ struct Origin {
   }
 };
 
-// A folder with nothing but damage stays as it is, however often a launcher starts the run again.
-absl::StatusOr<std::optional<checkpoint::Loaded>> OrNoneLeft(
-    absl::StatusOr<std::optional<checkpoint::Loaded>> loaded) {
-  if (!absl::IsDataLoss(loaded.status())) return loaded;
-  return WithExitCode(loaded.status(), kUsageExitCode);
-}
-
 // Collective.
 absl::StatusOr<Origin> FindOrigin(Run& run) {
   const checkpoint::ReadRequest request = RequestOf(run);
@@ -157,14 +136,14 @@ absl::StatusOr<Origin> FindOrigin(Run& run) {
   Origin origin;
   if (resume == "auto" || run.has_own_checkpoints) {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> newest,
-                         OrNoneLeft(run.manager->LoadNewest(request, load)));
+                         LoadOwn(run.session, *run.manager, "auto", request, load));
     origin.is_newest = newest.has_value();
     origin.Take(std::move(newest));
     if (origin.is_newest || resume == "auto") return origin;
   }
   if (resume == "best") {
     DDP_ASSIGN_OR_RETURN(std::optional<checkpoint::Loaded> best,
-                         OrNoneLeft(run.manager->LoadBest("", request, load)));
+                         LoadOwn(run.session, *run.manager, "best", request, load));
     origin.Take(std::move(best));
   } else if (!resume.empty()) {
     origin.is_own = false;
@@ -228,7 +207,6 @@ absl::Status Resume(Run& run) {
   if (restored.ok()) {
     restored = CatchStatus("", [&] { return Restore(run, path, *origin.state, origin.is_newest); });
   }
-  if (restored.ok() && origin.is_own) restored = CheckIsOfItsName(run.position, path);
   origin.state = checkpoint::State();  // its memory
   if (!restored.ok() && !ProblemOf(restored) && !origin.is_own) {
     restored =

@@ -406,11 +406,6 @@ absl::Status Prepare(Run& run) {
   return absl::OkStatus();
 }
 
-absl::Status Hold(Run& run, absl::string_view option, const std::string& directory) {
-  const bool writes = !run.options.eval_only && !run.options.dry_run;
-  return writes ? run.folders.Hold(option, directory) : absl::OkStatus();
-}
-
 // Collective: the same errors on all ranks.
 absl::StatusOr<std::unique_ptr<checkpoint::Manager>> MakeManager(const Run& run,
                                                                  const std::string& directory,
@@ -440,7 +435,9 @@ absl::Status OpenManager(Run& run) {
   DDP_ASSIGN_OR_RETURN(run.manager, MakeManager(run, options.manager.directory, read_only));
   const auto whose = [&]() -> absl::StatusOr<std::string> {
     if (!run.is_main()) return "";
-    DDP_RETURN_IF_ERROR(Hold(run, "checkpoint.dir", options.manager.directory));
+    if (!read_only) {
+      DDP_RETURN_IF_ERROR(run.folders.Hold("checkpoint.dir", options.manager.directory));
+    }
     if (run.is_restarted() && run.folders.IsOwn(options.manager.directory)) return "own";
     if (options.resume.empty()) DDP_RETURN_IF_ERROR(RefuseToOverwrite(run, ""));
     return "";
@@ -462,7 +459,8 @@ absl::Status RefuseToMix(const Run& run, const std::string& directory, const std
 
 absl::Status OpenLog(Run& run) {
   const LogOptions& options = run.options.log;
-  DDP_RETURN_IF_ERROR(Hold(run, "log.dir", options.dir));
+  // An evaluation writes there, too.
+  if (!run.options.dry_run) DDP_RETURN_IF_ERROR(run.folders.Hold("log.dir", options.dir));
   if (run.is_main()) run.progress = ProgressBoard::FromEnvironment(Environment::FromProcess());
   if (run.is_main() && !options.dir.empty() && !options.sinks.empty()) {
     const absl::StatusOr<std::optional<std::string>> file = logging::FindRecordedSteps(options.dir);

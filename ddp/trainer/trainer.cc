@@ -81,7 +81,7 @@ absl::StatusOr<Report> TrainOn(const session::Session& session, const Task& task
   return Execute(run, [&]() -> absl::StatusOr<Report> {
     DDP_RETURN_IF_ERROR(SetUp(run));
     DDP_RETURN_IF_ERROR(Resume(run));
-    run.folders.Claim(*run.log);
+    if (!options.eval_only) run.folders.Claim(*run.log);  // a later life of the run goes on there
     return TrainingLoop(run).Execute();
   });
 }

@@ -333,9 +333,12 @@ absl::Status TrainingLoop::FindCheckpoints(Report& report) const {
   const auto or_none = [](const absl::StatusOr<std::optional<std::string>>& path) {
     return path.ok() ? path->value_or("") : "";
   };
-  DDP_ASSIGN_OR_RETURN(report.last_checkpoint, run_.session.Broadcast(or_none(manager->Newest())));
+  // Rank 0 knows which ones a load has found damaged.
+  absl::StatusOr<std::optional<std::string>> newest, best;
+  if (run_.is_main()) newest = manager->Newest();
+  DDP_ASSIGN_OR_RETURN(report.last_checkpoint, run_.session.Broadcast(or_none(newest)));
   if (run_.options.checkpoint.manager.keep_best.empty()) return absl::OkStatus();
-  const absl::StatusOr<std::optional<std::string>> best = manager->Best();
+  if (run_.is_main()) best = manager->Best();
   DDP_ASSIGN_OR_RETURN(report.best_checkpoint, run_.session.Broadcast(or_none(best)));
   report.best_by = checkpoint::ParseBestMetric(run_.options.checkpoint.manager.keep_best)->metric;
   const bool has_ended = !end_.early() && !run_.options.eval_only;

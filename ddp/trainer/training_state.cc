@@ -17,6 +17,7 @@
 #include "checkpoint/consolidate.h"
 #include "checkpoint/manager.h"
 #include "checkpoint/module_state.h"
+#include "checkpoint/name.h"
 #include "checkpoint/rng_state.h"
 #include "ddp/collective_status.h"
 #include "ddp/gather/all_agree.h"
@@ -231,6 +232,21 @@ std::vector<std::string> KeysOf(const State& rest) {
     add(absl::StrCat(checkpoint::kPerRankEntries, "/"), theirs);
   }
   return names;
+}
+
+absl::Status CheckIsOfItsName(const Dict& state, const std::string& path) {
+  const std::optional<checkpoint::CheckpointName> name =
+      checkpoint::ParseName(std::filesystem::path(path).stem().string());
+  const absl::StatusOr<int64_t> epoch = Integer(state, keys::kEpoch);
+  const absl::StatusOr<int64_t> step = Integer(state, keys::kStep);
+  // What lacks them, or has no such numbers, is refused later.
+  if (!name || !epoch.ok() || !step.ok() || *epoch < 0 || *step < 0 ||
+      (name->epochs.value_or(*epoch) == *epoch && name->steps.value_or(*step) == *step)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("its name says another time of the run than its contents, which are of epoch ",
+                   *epoch, ", step ", *step, ": give it its own name, or move it elsewhere"));
 }
 
 }  // namespace
@@ -636,6 +652,25 @@ absl::StatusOr<State> ReadCheckpoint(const session::Session& session, const std:
                                 [&](const std::string& other) { return other == path; });
   if (same) options.broadcast = BroadcastOver(session);
   return CatchStatus("", [&] { return checkpoint::Manager::Load(path, request, options, load); });
+}
+
+absl::StatusOr<std::optional<checkpoint::Loaded>> LoadOwn(const session::Session& session,
+                                                          checkpoint::Manager& manager,
+                                                          absl::string_view from,
+                                                          const checkpoint::ReadRequest& request,
+                                                          const checkpoint::LoadOptions& load) {
+  absl::StatusOr<std::optional<checkpoint::Loaded>> loaded =
+      from == "best" ? manager.LoadBest("", request, load) : manager.LoadNewest(request, load);
+  if (absl::IsDataLoss(loaded.status()) || absl::IsUnimplemented(loaded.status())) {
+    return WithExitCode(loaded.status(), kUsageExitCode);
+  }
+  if (!loaded.ok() || !*loaded) return loaded;
+  const std::string& path = (*loaded)->path;
+  absl::Status named;
+  // A callback, which not all ranks may have, may have edited what the contents say.
+  if (!load.callback) named = CheckIsOfItsName((*loaded)->state.root, path);
+  DDP_RETURN_IF_ERROR(session.Agree(WithExitCode(CannotResumeFrom(path, named), kUsageExitCode)));
+  return loaded;
 }
 
 absl::Status CannotResumeFrom(const std::string& path, const absl::Status& error) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -228,6 +229,18 @@ absl::StatusOr<checkpoint::State> ReadCheckpoint(const session::Session& session
                                                  const checkpoint::ReadRequest& request,
                                                  const checkpoint::ManagerOptions& manager,
                                                  const checkpoint::LoadOptions& load);
+
+// Collective. The newest checkpoint of a run's own folder, or the best; `from` is "auto" or "best".
+// Errors of Manager::LoadNewest and LoadBest, and FailedPrecondition for a checkpoint whose name
+// says another time of the run than its contents: it hides newer ones at each start, or older ones
+// hide it. That, a folder with nothing but damage, and a checkpoint that this program cannot read
+// (Unimplemented) would stay as they are however often a launcher started the run again, so they
+// have the exit code of wrong options.
+absl::StatusOr<std::optional<checkpoint::Loaded>> LoadOwn(const session::Session& session,
+                                                          checkpoint::Manager& manager,
+                                                          absl::string_view from,
+                                                          const checkpoint::ReadRequest& request,
+                                                          const checkpoint::LoadOptions& load);
 
 // The error of a state that could not be read or taken, with the checkpoint's path. What does not
 // fit the run (InvalidArgument) would not at another attempt, so it has the exit code of wrong
