@@ -67,6 +67,15 @@ class RestartsTest(JobsTest):
     def result(self):
         return contents(os.path.join(self.folder, "epoch_%d.pt" % EPOCHS))
 
+    def test_a_folder_that_is_gone_is_not_begun_anew(self):
+        job = self.start("--epochs=100000")
+        self.wait_for_step(job, 2)
+        os.rename(self.folder, self.folder + "_gone")
+        self.assertEqual(job.process.wait(timeout=PATIENCE_S), 2, job.text())
+        self.assertIn("not restarted", job.text())
+        self.assertFalse(os.path.exists(self.folder))
+        shutil.rmtree(self.folder + "_gone")
+
     def test_killed_ranks_come_back(self):
         rng = random.Random(SEED)
         began = time.monotonic()
