@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdlib>
@@ -30,7 +29,6 @@
 #include <random>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -69,6 +67,14 @@ bool Fails(const char* path) {
   return fails;
 }
 
+// What happens before the `left`-th call that opens such a file. Set while there is one thread.
+struct OnOpen {
+  const char* of = nullptr;  // part of the paths that count
+  int64_t left = 0;
+  std::function<void()> call = nullptr;
+};
+OnOpen on_open;
+
 std::string PathOfDescriptor(int fd) {
   char path[PATH_MAX];
   const ssize_t size = ::readlink(absl::StrCat("/proc/self/fd/", fd).c_str(), path, sizeof(path));
@@ -86,6 +92,9 @@ extern "C" int stat(const char* path, struct stat* info) noexcept {
   return Fails(path) ? -1 : ::fstatat(AT_FDCWD, path, info, 0);
 }
 extern "C" int open(const char* path, int flags, ...) {
+  if (on_open.of != nullptr && std::strstr(path, on_open.of) != nullptr && --on_open.left == 0) {
+    on_open.call();
+  }
   if (Fails(path)) return -1;
   mode_t mode = 0;
   if ((flags & (O_CREAT | O_TMPFILE)) != 0) {
@@ -580,37 +589,42 @@ TEST_F(ManagerFaultsTest, ANewerVersionIsNoDamage) {
   }
 }
 
-// An evaluation beside a run, whose saves remove what was the newest a moment before.
+// An evaluation beside a run, which saves another checkpoint and removes this one, at each moment
+// of the load.
 TEST(LoadTest, WhatARunRemovesMeanwhileIsNoDamage) {
   const SingleRank alone;
   for (const std::string format : {"pt", "safetensors", "sharded"}) {
-    SCOPED_TRACE(format);
     const std::string directory = absl::StrCat(testing::TempDir(), "/removed_meanwhile_", format);
-    std::filesystem::remove_all(directory);
-    HookedFileSystem files;  // does not wait for the disk
-    const auto run =
-        Manager::Create({.directory = directory, .format = format, .keep_last = 1, .files = &files},
-                        alone)
-            .value();
-    const auto save = [&](int64_t epoch) {
-      State state;
-      state.root.insert("epoch", epoch);
-      state.root.insert("model", at::arange(epoch, epoch + 100, at::kFloat));
-      return run->Save(EpochName(epoch), state).status();
-    };
-    ASSERT_EQ(save(1), absl::OkStatus());
-    std::atomic<bool> is_over = false;
-    std::thread saves([&] {
-      for (int64_t epoch = 2; !is_over; ++epoch) EXPECT_EQ(save(epoch), absl::OkStatus());
-    });
-    const auto evaluation =
-        Manager::Create({.directory = directory, .read_only = true}, alone).value();
-    for (int i = 0; i < 200; ++i) {
+    const std::string next = directory + "_next";
+    for (int64_t nth = 1;; ++nth) {
+      SCOPED_TRACE(absl::StrCat(format, ", before file ", nth, " is opened"));
+      const auto save = [&](const std::string& folder, int64_t epoch) {
+        std::filesystem::remove_all(folder);
+        State state;
+        state.root.insert("epoch", epoch);
+        state.root.insert("model", at::arange(epoch, epoch + 100, at::kFloat));
+        const auto run = Manager::Create({.directory = folder, .format = format}, alone).value();
+        return run->Save(EpochName(epoch), state).value();
+      };
+      const std::string old = save(directory, 1), later = save(next, 2);
+      const auto evaluation =
+          Manager::Create({.directory = directory, .read_only = true}, alone).value();
+      bool happened = false;
+      on_open = {.of = "/epoch_1.", .left = nth, .call = [&] {
+                   happened = true;
+                   std::filesystem::rename(later, absl::StrCat(directory, "/epoch_2.", format));
+                   std::filesystem::remove_all(old);
+                 }};
       const auto loaded = evaluation->LoadNewest();
-      EXPECT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+      on_open = {};
+      ASSERT_TRUE(loaded.ok() && loaded->has_value()) << loaded.status();
+      if (!happened) break;
+      // All of one of the two.
+      const State& state = (*loaded)->state;
+      const int64_t epoch = state.root.at("epoch").toInt();
+      EXPECT_EQ(state.root.at("model").toTensor()[0].item<double>(), epoch);
+      EXPECT_EQ((*loaded)->path, absl::StrCat(directory, "/", EpochName(epoch), ".", format));
     }
-    is_over = true;
-    saves.join();
   }
 }
 
