@@ -26,8 +26,8 @@ inline constexpr absl::string_view kInSafetensors = "is in the format safetensor
 // HTML page, …", with what to do. Empty if it is nothing that this function knows. Thread-safe.
 std::string DescribeForeign(absl::string_view head, uint64_t size);
 
-// Whether `head` is the beginning of a file of another kind, as no damage makes it of a checkpoint:
-// whoever put the file there has its reasons. Thread-safe.
+// Whether `head` is the beginning of a file of another kind, which damage cannot make of a
+// checkpoint: somebody has put it there. Thread-safe.
 bool IsOtherFile(absl::string_view head);
 
 // DataLoss of a format that does not know what the file is, and says only that it is not its own.

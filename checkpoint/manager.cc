@@ -637,25 +637,22 @@ absl::StatusOr<std::string> Manager::NextComplete(std::vector<std::string>& file
     const absl::StatusOr<FileIdentity> seen = IdentityOf(path);
     const absl::Status complete = FormatBySuffix(path, format_options())->CheckComplete(path);
     if (complete.ok()) return file;
-    if (absl::IsNotFound(complete)) {
-      // Of a disk that is not mounted, for example: the run must not begin anew.
-      std::error_code ignored;
-      if (std::filesystem::is_symlink(path, ignored)) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(path,
-                         " is a symbolic link to what is not there; remove it to go on "
-                         "without this checkpoint"));
-      }
-      if (changed != nullptr) *changed = true;  // removed since the folder was listed
-      continue;
+    const bool is_gone = absl::IsNotFound(complete);
+    std::error_code ignored;
+    // Of a disk that is not mounted, for example: the run must not begin anew.
+    if (is_gone && std::filesystem::is_symlink(path, ignored)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path,
+                       " is a symbolic link to what is not there; remove it to go on "
+                       "without this checkpoint"));
     }
     // Other errors (no permission, a failing disk) may be temporary: do not skip the checkpoint.
-    if (!absl::IsDataLoss(complete)) return complete;
+    if (!is_gone && !absl::IsDataLoss(complete)) return complete;
     if (changed != nullptr && HasChanged(path, seen)) {
       *changed = true;
-      continue;
+    } else if (!is_gone) {
+      damaged.push_back({file, std::string(complete.message()), seen.value_or(FileIdentity())});
     }
-    damaged.push_back({file, std::string(complete.message()), seen.value_or(FileIdentity())});
   }
   return "";
 }
@@ -737,7 +734,8 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(std::optional<absl::str
   absl::StatusOr<std::vector<std::string>> files = std::vector<std::string>();  // not tried yet
   if (is_main()) files = InOrder(metric);
   std::vector<Damage> damaged;
-  // A run that saves there removes old checkpoints, perhaps all that were listed.
+  // A run that saves there removes old checkpoints, perhaps all that were listed, and a copy into
+  // the folder may be under way.
   bool changed = false;
   int lists_left = 100;
   const auto choose = [&]() -> absl::StatusOr<std::string> {
@@ -746,7 +744,7 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(std::optional<absl::str
       DDP_RETURN_IF_ERROR(files.status());
       DDP_ASSIGN_OR_RETURN(std::string file,
                            NextComplete(*files, damaged, lists_left > 0 ? &changed : nullptr));
-      if (!file.empty() || !std::exchange(changed, false) || --lists_left < 0) return file;
+      if (!std::exchange(changed, false) || --lists_left < 0) return file;
       damaged.clear();
       absl::SleepFor(absl::Milliseconds(10));
     }
@@ -773,9 +771,11 @@ absl::StatusOr<std::optional<Loaded>> Manager::LoadFirst(std::optional<absl::str
       if (is_main()) Quarantine(damaged);
       return Loaded{path, *std::move(state)};
     }
-    const bool is_other = reason->empty() || (lists_left > 0 && HasChanged(path, seen));
+    const bool is_other = lists_left > 0 && HasChanged(path, seen);
     changed = changed || is_other;
-    if (is_main() && !is_other) damaged.push_back({file, *reason, seen.value_or(FileIdentity())});
+    if (is_main() && !is_other && !reason->empty()) {
+      damaged.push_back({file, *reason, seen.value_or(FileIdentity())});
+    }
   }
 }
 

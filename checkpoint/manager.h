@@ -163,8 +163,8 @@ class Manager {
   // or the new checkpoint. If any rank fails, the temporary is removed and an existing checkpoint
   // of that name stays (if only what comes after the rename fails, the new one is in place). With
   // verify=saved, rank 0 reads the temporary before it is renamed. Afterwards deletes old
-  // checkpoints as ManagerOptions say; before, what they do not keep already now, where the disk
-  // has no room for another one and the newest checkpoint is complete. Returns the path.
+  // checkpoints as ManagerOptions say. Where the disk has no room, it first deletes what they do
+  // not keep, if the newest checkpoint is complete. Returns the path.
   //
   // If rank 0 alone writes (see Format::all_ranks_write), its `root` counts. It gets the per-rank
   // entries of all ranks, and tensors in parts one by one as it writes them (consolidate.h); where

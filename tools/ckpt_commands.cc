@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -209,7 +210,6 @@ bool IsCheckpoint(const std::string& path) {
   return FormatOf(path) != nullptr;
 }
 
-// A table with columns as wide as their widest cell; the last column is not padded.
 // `text` without what would change the terminal or the lines: names may have any bytes.
 std::string OneLine(absl::string_view text) {
   std::string line;
@@ -220,6 +220,7 @@ std::string OneLine(absl::string_view text) {
   return line;
 }
 
+// A table with columns as wide as their widest cell; the last column is not padded.
 std::string Table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
   for (auto& row : rows) {
@@ -324,6 +325,21 @@ absl::Status CheckIsNew(const std::string& path) {
   return absl::AlreadyExistsError(absl::StrCat(path, " exists; remove it first"));
 }
 
+// Those that a killed conversion to `path` has left. Others are not of this program, or in use.
+void RemoveTemporariesOf(const std::string& path) {
+  const std::string parent = ParentOf(path);
+  const std::string name = absl::StrCat(".", std::filesystem::path(path).filename().string(), ".");
+  const absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(parent);
+  const absl::StatusOr<std::vector<std::string>> files = ListDirectory(parent);
+  if (!alone.ok() || !files.ok()) return;
+  std::error_code ignored;  // then it stays
+  for (const std::string& file : *files) {
+    if (!absl::StartsWith(file, name) || !IsTemporaryName(file)) continue;
+    if (file.find('.', name.size()) != std::string::npos) continue;  // of a longer name
+    std::filesystem::remove_all(absl::StrCat(parent, "/", file), ignored);
+  }
+}
+
 // While one exists, SIGINT, SIGTERM and SIGHUP remove what is at this path before they end the
 // process: nothing else would remove the temporary of a conversion that was interrupted.
 class RemovedIfStopped {
@@ -336,15 +352,24 @@ class RemovedIfStopped {
   }
 
  private:
-  void Watch(const std::string& path) {
-    while (!done_.WaitForNotificationWithTimeout(absl::Milliseconds(20))) {
-      const int signal = signals_.received();
-      if (signal == 0) continue;
-      std::error_code ignored;  // the process ends
-      std::filesystem::remove_all(path, ignored);
-      std::signal(signal, SIG_DFL);
-      std::raise(signal);
+  void Watch(const std::string& path) const {
+    bool is_done = false;
+    while (!is_done) {
+      is_done = done_.WaitForNotificationWithTimeout(absl::Milliseconds(20));
+      if (signals_.received() != 0) End(path, signals_.received());
     }
+  }
+
+  [[noreturn]] static void End(const std::string& path, int signal) {
+    // Another thread may be making files in it.
+    std::error_code error;
+    for (int tries = 0; tries < 100; ++tries) {
+      std::filesystem::remove_all(path, error);
+      if (!error) break;
+    }
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+    std::_Exit(128 + signal);  // process 1 of a container
   }
 
   const StopSignals signals_;
@@ -359,11 +384,7 @@ absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state
   // A run that starts in this folder leaves the temporary alone then. Not every file system has
   // locks, nor every user the right to open the folder.
   const std::string parent = ParentOf(path);
-  // What was killed before has left its temporary.
-  {
-    const absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(parent);
-    if (alone.ok()) Manager::FolderAt(parent).RemoveLeftovers();
-  }
+  RemoveTemporariesOf(path);
   const absl::StatusOr<DirectoryLock> saving = DirectoryLock::Shared(parent);
   DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
     const RemovedIfStopped removed_if_stopped(temporary);
@@ -391,7 +412,7 @@ absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state
   if (!empty.empty()) {
     output.json["empty"] = empty;
     absl::StrAppend(&output.text, "without empty dicts, which the format does not have: ",
-                    absl::StrJoin(empty, ", "), "\n");
+                    OneLine(absl::StrJoin(empty, ", ")), "\n");
   }
   return output;
 }
@@ -400,6 +421,7 @@ absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state
 // a Python program, the one that the pattern begins with is read alone.
 absl::StatusOr<State> LoadFor(const ConvertOptions& options) {
   absl::StatusOr<State> all = Load(options.from);
+  if (options.only.empty()) return all;
   const std::string entry = options.only.substr(0, options.only.find('/'));
   if (!absl::IsUnimplemented(all.status()) || entry.find_first_of("*?[\\") != std::string::npos) {
     return all;
@@ -702,8 +724,8 @@ absl::StatusOr<CommandOutput> Convert(const ConvertOptions& options) {
   DDP_ASSIGN_OR_RETURN(CommandOutput output, WriteCheckpoint(*format, state, to));
   if (overflows.empty()) return output;
   output.json["overflows"] = overflows;
-  absl::StrAppend(&output.text, options.dtype, " cannot hold finite values of ",
-                  absl::StrJoin(overflows, ", "),
+  absl::StrAppend(&output.text, options.dtype, " is too small a type for values of ",
+                  OneLine(absl::StrJoin(overflows, ", ")),
                   ": they are inf, nan or its largest number now\n");
   return output;
 }

@@ -238,6 +238,28 @@ std::optional<c10::IValue> MatchingBelow(const c10::IValue& value, const std::st
   return c10::IValue(kept);
 }
 
+// Whether `cast` has the values of `tensor` but for rounding, which changes a number by an eighth
+// at most, and for small ones. One that is too large becomes inf, nan or, in some types, the
+// largest number.
+bool Holds(const at::Tensor& cast, const at::Tensor& tensor) {
+  constexpr int64_t kPiece = int64_t{1} << 22;  // of copies in double, which has isfinite
+  const at::Tensor from = tensor.reshape({-1}), to = cast.reshape({-1});
+  for (int64_t begin = 0; begin < from.numel(); begin += kPiece) {
+    const int64_t size = std::min(kPiece, from.numel() - begin);
+    const at::Tensor x = from.narrow(0, begin, size).to(at::kDouble).abs();
+    const at::Tensor y = to.narrow(0, begin, size).to(at::kDouble).abs();
+    const at::Tensor is_held = at::isfinite(y).logical_and(y.ge(0.75 * x));
+    if (at::isfinite(x)
+            .logical_and(x.ge(1))
+            .logical_and(is_held.logical_not())
+            .any()
+            .item<bool>()) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void VisitTensors(const c10::IValue& value, const std::string& path,
@@ -297,17 +319,6 @@ std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string&
 c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype,
                  std::vector<std::string>& overflows) {
   Once once;
-  // In double, which has isfinite. Rounding changes a number by an eighth at most, but for small
-  // ones; one that is too large becomes inf, nan or, in some types, the largest number.
-  const auto holds = [](const at::Tensor& tensor, const at::Tensor& cast) {
-    const at::Tensor x = tensor.to(at::kDouble).abs(), y = cast.to(at::kDouble).abs();
-    const at::Tensor is_held = at::isfinite(y).logical_and(y.ge(0.75 * x));
-    return at::isfinite(x)
-               .logical_and(x.ge(1))
-               .logical_and(is_held.logical_not())
-               .sum()
-               .item<int64_t>() == 0;
-  };
   return MapTensors(value, "", [&](const std::string& path, const at::Tensor& tensor) {
     if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) return tensor;
     // An optimizer counts its steps in float32, where bfloat16 ends at 256.
@@ -316,7 +327,7 @@ c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype,
     if (absl::StartsWith(path, "scaler/")) return tensor;
     return once.Of(tensor, [&] {
       const at::Tensor cast = tensor.to(dtype);
-      if (!holds(tensor, cast)) overflows.push_back(path);
+      if (!Holds(cast, tensor)) overflows.push_back(path);
       return cast;
     });
   });

@@ -44,7 +44,7 @@ std::optional<c10::IValue> Matching(const c10::IValue& value, const std::string&
 
 // `value` with its floating-point tensors in `dtype`, but for an optimizer's counts of steps and
 // the state of a gradient scaler, which other types may not hold. Tensors that were one stay one.
-// Adds to `overflows` the paths of those that have finite values which `dtype` does not hold.
+// Adds to `overflows` the paths of those that have finite values that are too large for `dtype`.
 c10::IValue Cast(const c10::IValue& value, at::ScalarType dtype,
                  std::vector<std::string>& overflows);
 

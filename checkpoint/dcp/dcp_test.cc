@@ -441,6 +441,27 @@ TEST(WriterTest, WhatCannotBeHeldIsRefusedByName) {
   EXPECT_EQ(WriteCheckpoint(per_rank, Fresh("refused")).code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(WriterTest, EmptyDictsAreLeftOutAndNamed) {
+  State state;
+  c10::impl::GenericDict outer = NewTree();
+  outer.insert("none", NewTree());
+  outer.insert("one", 1);
+  c10::impl::GenericList of_ranks(c10::AnyType::get());
+  for (int rank = 0; rank < 2; ++rank) of_ranks.push_back(NewTree());
+  outer.insert("of_ranks", of_ranks);
+  state.root.insert("outer", outer);
+  const std::string path = Fresh("empty");
+  std::vector<std::string> left_out;
+  ASSERT_TRUE(WriteCheckpoint(state, path, FileSystem::Default(), &left_out).ok());
+  EXPECT_EQ(left_out, (std::vector<std::string>{"outer/none", "outer/of_ranks"}));
+  EXPECT_EQ(Dcp()->Read(path)->root.at("outer").toGenericDict().size(), 1u);
+  // The others would have other places.
+  of_ranks.push_back(1);
+  const absl::Status status = WriteCheckpoint(state, Fresh("empty"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "outer/of_ranks/0")) << status;
+}
+
 TEST(WriterTest, EachFailingCallIsReported) {
   State state;
   state.root.insert("w", at::arange(5));

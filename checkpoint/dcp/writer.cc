@@ -65,6 +65,13 @@ class Flattener {
     return true;
   }
 
+  // As what the ranks of a run have each, where they have nothing.
+  static bool HasOnlyEmptyDicts(c10::ArrayRef<c10::IValue> items) {
+    return !items.empty() && std::all_of(items.begin(), items.end(), [](const c10::IValue& item) {
+      return item.isGenericDict() && item.toGenericDict().empty();
+    });
+  }
+
   absl::Status Visit(const c10::IValue& value) {
     if (path_.size() > static_cast<size_t>(pt::kMaxDepth)) {
       return Refuse(path_, "nested too deeply, or a container in itself");
@@ -83,6 +90,7 @@ class Flattener {
       }
       return absl::OkStatus();
     }
+    if (value.isList() && HasOnlyEmptyDicts(value.toListRef())) return LeaveOut();
     if (IsLeaf(value, 0)) {
       leaves_.push_back({path_, value});
       return absl::OkStatus();
@@ -96,7 +104,7 @@ class Flattener {
     return absl::OkStatus();
   }
 
-  // An empty dict.
+  // An empty dict, or a list of these.
   absl::Status LeaveOut() const {
     for (const Key& key : path_) {
       if (!std::holds_alternative<int64_t>(key)) continue;

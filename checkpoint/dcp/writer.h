@@ -24,12 +24,13 @@ namespace ddp::checkpoint::dcp {
 // `path`. The same state gives the same bytes.
 //
 // The dict is flattened as Python flattens it: names are keys and indices joined by dots; empty
-// dicts are left out, and their paths added to `left_out` if it is not null; lists without tensors
-// and dicts, and all tuples, are one value. Tensors are stored as contiguous ones on the CPU.
+// dicts, and lists of nothing else, are left out, and their paths added to `left_out` if it is not
+// null; lists without tensors and dicts, and all tuples, are one value. Tensors are stored as
+// contiguous ones on the CPU.
 //
 // InvalidArgument, with the path in the state: parts of tensors and entries of single ranks
 // (Consolidate first), tensors that are not dense, values or keys that have no plain equivalent in
-// Python, empty dicts in lists, without which the others would have other places, and two values of
+// Python, empty dicts beside others in lists, which would have other places, and two values of
 // one name. Otherwise errors of FileWriter. Thread-safe.
 absl::Status WriteCheckpoint(const State& state, const std::string& path,
                              FileSystem* files = FileSystem::Default(),

@@ -37,8 +37,8 @@ absl::StatusOr<TensorSpec> TensorSpecOf(const std::vector<Node>& nodes, const No
 // A small file may stand for any number of elements, with strides of 0 or that overlap, and whoever
 // copies such a tensor needs memory for all of them. So the tensors of one file may have
 // kMaxRepeated bytes of elements more than lie between the first and last one of each; one that
-// stands at several places counts at each. Counts a tensor's in `repeated`; false, and nothing is
-// counted: that is too many. Thread-safe.
+// stands at several places counts at each. Adds a tensor's to `repeated`. Returns false, and adds
+// nothing, if that is too many. Thread-safe.
 inline constexpr uint64_t kMaxRepeated = uint64_t{1} << 30;
 bool CountRepeated(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                    uint64_t& repeated);

@@ -741,7 +741,9 @@ absl::Status Accelerator::NoteSaved(const absl::StatusOr<std::string>& saved, ab
   all.saved = saved.value_or("");
   if (all.IsSaved(CheckpointName())) all.has_new_epoch = false;
   all.longest_save = std::max(all.longest_save, took);
-  return all.manager->GoesOnAfter(saved.status()) ? absl::OkStatus() : OfSave(saved.status());
+  return all.manager->GoesOnAfter(saved.status())
+             ? absl::OkStatus()
+             : OfSave(saved.status(), options_.checkpoint.manager.directory);
 }
 
 absl::Status Accelerator::JoinSave() {

@@ -29,8 +29,8 @@ void LowerPriority() {
   (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
 }
 
-// The reverse, by another thread of a run that waits for this one: other programs would go first.
-// Few users may do that.
+// The reverse, for a thread that another one waits for: with a low priority, other programs would
+// make the run wait. Few users are permitted to do that; for the others it has no effect.
 void RestorePriority(pid_t thread) {
   const sched_param none = {};
   (void)::sched_setscheduler(thread, SCHED_OTHER, &none);

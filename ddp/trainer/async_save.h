@@ -9,9 +9,11 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -27,16 +29,20 @@
 
 namespace ddp::trainer {
 
-// The error of a save that ends the run. Begun again, a run whose folder is gone (NotFound) would
-// make a new one and start from scratch, so that error has the exit code of wrong options.
-inline absl::Status OfSave(const absl::Status& saved) {
-  return absl::IsNotFound(saved) ? WithExitCode(saved, kUsageExitCode) : saved;
+// The error of a save that ends the run. Begun again, a run whose folder is gone would make a new
+// one and start from scratch, so that error has the exit code of wrong options.
+inline absl::Status OfSave(const absl::Status& saved, const std::string& directory) {
+  std::error_code ignored;
+  const bool is_gone = absl::IsNotFound(saved) && !std::filesystem::exists(directory, ignored);
+  return is_gone ? WithExitCode(saved, kUsageExitCode) : saved;
 }
 
 // The same as this rank's own: the calls of the saving thread are not the session's, so that
 // Session::ShareFailure has to tell the other ranks.
 inline absl::Status AsOwnError(const absl::Status& saved) {
-  return OfSave(absl::Status(saved.code(), saved.message()));
+  const absl::Status own(saved.code(), saved.message());
+  const std::optional<int> exit_code = ExitCodeIn(saved);
+  return exit_code ? WithExitCode(own, *exit_code) : own;
 }
 
 // Thread-compatible. All ranks make the same calls. Between Start and Join the training thread asks

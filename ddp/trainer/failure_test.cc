@@ -260,6 +260,35 @@ TEST(FailureOfAFolderTest, OneRunWritesToIt) {
   }
 }
 
+// Evaluations do not exclude each other.
+TEST(FailureOfAFolderTest, AnEvaluationDoesNotWriteIntoTheLogOfARun) {
+  const std::string folder = testing::TempDir() + "/evaluated";
+  std::filesystem::remove_all(folder);
+  TrainerOptions options = Quiet();
+  options.checkpoint.manager.directory = folder + "/checkpoints";
+  options.checkpoint.resume = "auto";
+  const auto train = [&] {
+    testing::internal::CaptureStderr();
+    RunRanks(2, [&](const session::Session& session) {
+      const auto report = Train(session, LineTask(), Halves(kExamples), Halves(60), options);
+      EXPECT_TRUE(report.ok()) << report.status();
+    });
+    return testing::internal::GetCapturedStderr();
+  };
+  train();
+  options.eval_only = true;
+  options.log.dir = folder + "/log";
+  std::filesystem::create_directories(options.log.dir);
+  std::optional<WriterLock> held = WriterLock::Take(options.log.dir, {.job = "another"}).value();
+  const std::string printed = train();
+  EXPECT_TRUE(absl::StrContains(printed, "this evaluation is not recorded: ")) << printed;
+  EXPECT_TRUE(absl::StrContains(printed, "is written by another run, pid ")) << printed;
+  EXPECT_FALSE(std::filesystem::exists(options.log.dir + "/metrics.jsonl"));
+  held.reset();
+  EXPECT_FALSE(absl::StrContains(train(), "not recorded"));
+  EXPECT_TRUE(std::filesystem::exists(options.log.dir + "/metrics.jsonl"));
+}
+
 // As two steps of srun in one allocation of SLURM. A later life would wait.
 TEST(FailureOfAFolderTest, AnotherRunOfASharedJobIsRefusedAtOnce) {
   const std::string folder = testing::TempDir() + "/shared";

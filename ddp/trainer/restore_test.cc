@@ -589,9 +589,14 @@ TEST_F(RestoreTest, ACheckpointUnderAnotherTimesNameIsRefused) {
   const std::string own = folder + "/epoch_0_step_3.pt";
   for (const char* other : {"/epoch_4.pt", "/epoch_0_step_9.pt"}) {
     std::filesystem::copy_file(own, folder + other);
+    // Also where a callback edits what is loaded.
+    options_.checkpoint.load.callback = [](checkpoint::State& state) {
+      state.root.insert_or_assign("extra", true);
+    };
     const absl::Status refused = TrainTo(6).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
     EXPECT_EQ(ExitCodeIn(refused), kUsageExitCode);
+    options_.checkpoint.load.callback = nullptr;
     EXPECT_TRUE(absl::StrContains(refused.message(), other)) << refused;
     EXPECT_TRUE(absl::StrContains(refused.message(), "of epoch 0, step 3")) << refused;
     // A run that is given it by its path takes its contents.

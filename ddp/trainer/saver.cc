@@ -122,7 +122,7 @@ absl::Status Saver::NoteSaved(const absl::StatusOr<std::string>& saved, absl::Du
     saved_here_.clear();
   }
   const bool goes_on = !is_last_ && run_.manager->GoesOnAfter(saved.status());
-  return goes_on ? absl::OkStatus() : OfSave(saved.status());
+  return goes_on ? absl::OkStatus() : OfSave(saved.status(), options_.manager.directory);
 }
 
 // Waits for the save that has begun, and asks no other rank: what all know of it is the result on

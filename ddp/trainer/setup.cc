@@ -458,9 +458,15 @@ absl::Status RefuseToMix(const Run& run, const std::string& directory, const std
 }
 
 absl::Status OpenLog(Run& run) {
-  const LogOptions& options = run.options.log;
-  // An evaluation writes there, too.
-  if (!run.options.dry_run) DDP_RETURN_IF_ERROR(run.folders.Hold("log.dir", options.dir));
+  LogOptions options = run.options.log;
+  absl::Status unrecorded;
+  if (run.options.eval_only) {
+    // Beside a run that writes there. Evaluations do not exclude each other.
+    unrecorded = HeldFolders(run.session).Hold("log.dir", options.dir);
+    if (!unrecorded.ok()) options.dir.clear();
+  } else if (!run.options.dry_run) {
+    DDP_RETURN_IF_ERROR(run.folders.Hold("log.dir", options.dir));
+  }
   if (run.is_main()) run.progress = ProgressBoard::FromEnvironment(Environment::FromProcess());
   if (run.is_main() && !options.dir.empty() && !options.sinks.empty()) {
     const absl::StatusOr<std::optional<std::string>> file = logging::FindRecordedSteps(options.dir);
@@ -476,6 +482,9 @@ absl::Status OpenLog(Run& run) {
                        log.status().code());
   }
   run.log = *std::move(log);
+  if (!unrecorded.ok()) {
+    run.log->Warn(absl::StrCat("this evaluation is not recorded: ", unrecorded.message()));
+  }
   return run.log->HyperParameters(run.options.hyper_parameters);
 }
 

@@ -659,16 +659,24 @@ absl::StatusOr<std::optional<checkpoint::Loaded>> LoadOwn(const session::Session
                                                           absl::string_view from,
                                                           const checkpoint::ReadRequest& request,
                                                           const checkpoint::LoadOptions& load) {
+  // What was read, before a callback edits it.
+  std::optional<Dict> read;
+  checkpoint::LoadOptions options = load;
+  if (load.callback) {
+    options.callback = [&](State& state) {
+      read = state.root.copy();
+      load.callback(state);
+    };
+  }
   absl::StatusOr<std::optional<checkpoint::Loaded>> loaded =
-      from == "best" ? manager.LoadBest("", request, load) : manager.LoadNewest(request, load);
+      from == "best" ? manager.LoadBest("", request, options)
+                     : manager.LoadNewest(request, options);
   if (absl::IsDataLoss(loaded.status()) || absl::IsUnimplemented(loaded.status())) {
     return WithExitCode(loaded.status(), kUsageExitCode);
   }
   if (!loaded.ok() || !*loaded) return loaded;
   const std::string& path = (*loaded)->path;
-  absl::Status named;
-  // A callback, which not all ranks may have, may have edited what the contents say.
-  if (!load.callback) named = CheckIsOfItsName((*loaded)->state.root, path);
+  const absl::Status named = CheckIsOfItsName(read.value_or((*loaded)->state.root), path);
   DDP_RETURN_IF_ERROR(session.Agree(WithExitCode(CannotResumeFrom(path, named), kUsageExitCode)));
   return loaded;
 }
