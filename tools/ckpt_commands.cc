@@ -306,17 +306,12 @@ absl::StatusOr<std::unique_ptr<Format>> FormatToWrite(const std::string& name,
       "'", path, "' does not end in a format's suffix, which are ", absl::StrJoin(suffixes, ", ")));
 }
 
-std::string ParentOf(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
 // AlreadyExists: what is there is not replaced.
 absl::Status CheckIsNew(const std::string& path) {
   std::error_code error;  // the write says so
-  if (!std::filesystem::exists(ParentOf(path), error) && !error) {
+  if (!std::filesystem::exists(DirectoryOf(path), error) && !error) {
     return absl::NotFoundError(
-        absl::StrCat("there is no folder ", ParentOf(path), " in which to write ", path));
+        absl::StrCat("there is no folder ", DirectoryOf(path), " in which to write ", path));
   }
   // A link that leads nowhere is there, too: to a disk that is not mounted, for example.
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) {
@@ -327,7 +322,7 @@ absl::Status CheckIsNew(const std::string& path) {
 
 // Those that a killed conversion to `path` has left. Others are not of this program, or in use.
 void RemoveTemporariesOf(const std::string& path) {
-  const std::string parent = ParentOf(path);
+  const std::string parent = DirectoryOf(path);
   const std::string name = absl::StrCat(".", std::filesystem::path(path).filename().string(), ".");
   const absl::StatusOr<DirectoryLock> alone = DirectoryLock::TryExclusive(parent);
   const absl::StatusOr<std::vector<std::string>> files = ListDirectory(parent);
@@ -383,7 +378,7 @@ absl::StatusOr<CommandOutput> WriteCheckpoint(Format& format, const State& state
   std::vector<std::string> empty;
   // A run that starts in this folder leaves the temporary alone then. Not every file system has
   // locks, nor every user the right to open the folder.
-  const std::string parent = ParentOf(path);
+  const std::string parent = DirectoryOf(path);
   RemoveTemporariesOf(path);
   const absl::StatusOr<DirectoryLock> saving = DirectoryLock::Shared(parent);
   DDP_RETURN_IF_ERROR(ReplaceAtomically(path, [&](const std::string& temporary) {
